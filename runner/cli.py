@@ -1,0 +1,106 @@
+"""The command line: parse, call the command, turn errors into a message and an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from runner.errors import ConfigError, Interrupted, RunnerError
+
+EXIT_STOPPED, EXIT_INPUT, EXIT_INTERRUPTED = 1, 2, 130
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code (design: 0 done, 1 stopped, 2 input, 130 cut)."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["emulate"]:
+        words = ["emulate", "--", *[word for word in words[1:] if word != "--"]]
+    args = parser().parse_args(words)
+    try:
+        command = getattr(importlib.import_module("runner.commands"), args.run)
+        return int(command(args))
+    except ConfigError as error:
+        print(f"runner: {error}", file=sys.stderr)
+        return EXIT_INPUT
+    except Interrupted as error:
+        print(f"runner: {error}", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except RunnerError as error:
+        print(f"runner: {error}", file=sys.stderr)
+        return EXIT_STOPPED
+
+
+def parser() -> argparse.ArgumentParser:
+    """Every command and option."""
+    top = argparse.ArgumentParser(
+        prog="runner", description="Finds the fastest SGLang configuration of a machine."
+    )
+    commands = top.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    shared = argparse.ArgumentParser(add_help=False)
+    shared.add_argument(
+        "--home",
+        type=Path,
+        default=Path(os.environ.get("RUNNER_HOME") or "."),
+        help="folder that holds studies/ (default: RUNNER_HOME, else the current folder)",
+    )
+    shared.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    running = argparse.ArgumentParser(add_help=False)
+    running.add_argument("--executor", choices=["ray", "inline"], help="default: ray")
+    running.add_argument("--address", help="join this Ray cluster instead of starting one")
+    running.add_argument(
+        "--set",
+        dest="overrides",
+        action="append",
+        default=[],
+        metavar="A.B=VALUE",
+        help="override a field of the study; may be given again",
+    )
+    add_tune(commands, [shared, running])
+    add_reading(commands, [shared])
+    emulate = commands.add_parser(
+        "emulate", help="run an emulated SGLang server by hand: runner emulate -- FLAGS"
+    )
+    emulate.add_argument("flags", nargs="*", metavar="FLAGS", help="-- --help lists them")
+    emulate.set_defaults(run="run_emulate")
+    return top
+
+
+def add_tune(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    parents: list[argparse.ArgumentParser],
+) -> None:
+    """The commands that measure."""
+    tune = commands.add_parser("tune", parents=parents, help="start a study, or continue it")
+    tune.add_argument("study", type=Path, metavar="STUDY.yaml")
+    tune.set_defaults(run="run_tune")
+    resume = commands.add_parser("resume", parents=parents, help="continue a study by its name")
+    resume.add_argument("name")
+    resume.set_defaults(run="run_resume")
+
+
+def add_reading(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    parents: list[argparse.ArgumentParser],
+) -> None:
+    """The commands that read, show and clean."""
+    status = commands.add_parser("status", parents=parents, help="how far a study is")
+    status.add_argument("name")
+    status.set_defaults(run="run_status")
+    report = commands.add_parser("report", parents=parents, help="the table: what won, by how much")
+    report.add_argument("name")
+    report.add_argument("--html", type=Path, metavar="FILE", help="write one self-contained page")
+    report.set_defaults(run="run_report")
+    ui = commands.add_parser("ui", parents=parents, help="browse the trials in MLflow")
+    ui.add_argument("name", nargs="?")
+    ui.add_argument("--port", type=int, help="default: 5000, or the next free one")
+    ui.set_defaults(run="run_ui")
+    clean = commands.add_parser("clean", parents=parents, help="end servers that a dead run left")
+    clean.set_defaults(run="run_clean")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,158 @@
+"""The Ray actors. They hold no logic: construct, delegate, return dataclasses.
+
+`max_restarts` and `max_task_retries` are 0: a restarted server is another measurement.
+Several threads per actor, so that a running call can be told to stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, cast
+
+import ray
+from ray.actor import ActorHandle
+
+from runner.clock import Clock
+from runner.cluster.handles import LocalLoad, LocalMeter
+from runner.engines.program import sensor_for
+from runner.engines.sglang.server import ReplicaSpec, Server, ServerStarted
+from runner.engines.simulated import SimulatedServers
+from runner.errors import StudyError
+from runner.load.client import Target
+from runner.measure.power import GpuIdentity
+from runner.settings import StudySettings
+from runner.trial import LaunchSpec, LoadPlan, LoadRun, Params, PowerSample
+
+THREADS = 4
+
+
+def start_actor(kind: type[object], *args: object, **options: object) -> ActorHandle[Any]:
+    """Start an actor; `options` are Ray's own, such as num_gpus."""
+    remote: Any = ray.remote(kind)
+    fixed = {"num_cpus": 0, "max_restarts": 0, "max_task_retries": 0, "max_concurrency": THREADS}
+    return cast("ActorHandle[Any]", remote.options(**fixed, **options).remote(*args))
+
+
+def gpus_of_cluster() -> int:
+    """How many GPUs the nodes of the cluster have together."""
+    resources: dict[str, float] = cast("Any", ray).cluster_resources()
+    return int(resources.get("GPU", 0))
+
+
+class ServerActor:
+    """Holds the GPUs of one replica and one server on them at a time."""
+
+    def __init__(self) -> None:
+        self._server: Server | None = None
+
+    def gpu_indices(self) -> tuple[int, ...]:
+        """The GPUs that Ray gave this actor, by the node's own numbering."""
+        ids = ray.get_runtime_context().get_accelerator_ids()["GPU"]
+        return tuple(sorted(int(each) for each in ids))
+
+    def prepare(self, spec: ReplicaSpec) -> None:
+        """Take the next server; CUDA_VISIBLE_DEVICES is built from this actor's own GPUs."""
+        indices = self.gpu_indices()
+        visible = ",".join(str(index) for index in indices)
+        self._server = Server(replace(spec, gpu_indices=indices, visible_devices=visible))
+
+    def start(self) -> ServerStarted:
+        """See Server.start."""
+        return self._current().start()
+
+    def set_live(self, live: Params) -> Params:
+        """See Server.set_live."""
+        return self._current().set_live(live)
+
+    def drain(self) -> None:
+        """See Server.drain."""
+        self._current().drain()
+
+    def check_alive(self) -> None:
+        """See Server.check_alive."""
+        self._current().check_alive()
+
+    def stop(self) -> None:
+        """See Server.stop."""
+        self._current().stop()
+
+    def request_stop(self) -> None:
+        """See Server.request_stop."""
+        self._current().request_stop()
+
+    def _current(self) -> Server:
+        if self._server is None:
+            raise StudyError("the server actor was asked before it was given a server")
+        return self._server
+
+
+class LoadActor:
+    """One load generator; lives as long as the study and serves every launch."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._load = LocalLoad(clock)
+
+    def run(self, plan: LoadPlan, targets: Sequence[Target], shard: int, shards: int) -> LoadRun:
+        """See LocalLoad.run."""
+        return self._load.run(plan, targets, shard, shards)
+
+    def output_throughput(self) -> float:
+        """See LocalLoad.output_throughput."""
+        return self._load.output_throughput()
+
+    def cancel(self) -> None:
+        """See LocalLoad.cancel."""
+        self._load.cancel()
+
+
+class MeterActor:
+    """The power meter of a node; lives as long as the study."""
+
+    def __init__(self, settings: StudySettings, machine_folder: Path) -> None:
+        clock = Clock(settings.engine.time_scale)
+        self._meter = LocalMeter(lambda: sensor_for(settings, machine_folder), clock)
+
+    def gpus(self) -> tuple[GpuIdentity, ...]:
+        """See LocalMeter.gpus."""
+        return self._meter.gpus()
+
+    def begin(self, gpu_uuids: tuple[str, ...]) -> None:
+        """See LocalMeter.begin."""
+        self._meter.begin(gpu_uuids)
+
+    def end(self) -> None:
+        """See LocalMeter.end."""
+        self._meter.end()
+
+    def samples(self, start_s: float, end_s: float) -> tuple[PowerSample, ...]:
+        """See LocalMeter.samples."""
+        return self._meter.samples(start_s, end_s)
+
+    def now(self, gpu_uuids: tuple[str, ...]) -> tuple[PowerSample, ...]:
+        """See LocalMeter.now."""
+        return self._meter.now(gpu_uuids)
+
+
+class SimulatedActor:
+    """Simulated servers, for studies that ask for Ray with the simulated engine."""
+
+    def __init__(self, settings: StudySettings, launch: LaunchSpec) -> None:
+        self._servers = SimulatedServers(settings, launch)
+
+    def set_live(self, live: Params) -> Params:
+        """See SimulatedServers.set_live."""
+        return self._servers.set_live(live)
+
+    def run_load(self, plan: LoadPlan) -> LoadRun:
+        """See SimulatedServers.run_load."""
+        return self._servers.run_load(plan)
+
+    def read_power(self, start_s: float, end_s: float) -> tuple[PowerSample, ...]:
+        """See SimulatedServers.read_power."""
+        return self._servers.read_power(start_s, end_s)
+
+    def describe(self) -> tuple[dict[str, float], dict[str, object], float]:
+        """Phase times, server info and the virtual time."""
+        return dict(self._servers.phase_s), dict(self._servers.server_info()), self._servers.now_s()

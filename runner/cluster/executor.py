@@ -1,0 +1,71 @@
+"""Where launches run: the two seams that tune.py sees, and nothing of how they are filled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, TypeAlias
+
+from runner.trial import LaunchSpec, RunningServers
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchReport:
+    """What is known of a launch once it is ready; durations in seconds of the study's clock."""
+
+    phase_s: Mapping[str, float]
+    server_info: tuple[Mapping[str, object], ...]
+    commands: tuple[str, ...]
+    gpu_uuids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadSight:
+    """A glimpse of a running phase of load, for the live view."""
+
+    output_throughput: float
+    power_w: float | None
+
+
+OnSight: TypeAlias = Callable[[LoadSight], None]
+
+
+class RunningLaunch(RunningServers, Protocol):
+    """A launch that is up."""
+
+    @property
+    def report(self) -> LaunchReport:
+        """What is known of it."""
+        ...
+
+    def now_s(self) -> float:
+        """The launch's clock, the one its records are stamped with."""
+        ...
+
+
+class Executor(Protocol):
+    """Runs launches. One launch at a time."""
+
+    def launch(
+        self, spec: LaunchSpec, folder: Path, on_sight: OnSight
+    ) -> AbstractContextManager[RunningLaunch]:
+        """Start every replica of `spec`, logs under `folder`; stops them on leaving.
+
+        Raises:
+            Infeasible, ServerFailed: the setting cannot run, or a server died while starting.
+            ClusterLost: an actor, node or port was lost.
+            Interrupted: `interrupt` was called.
+        """
+        ...
+
+    def interrupt(self) -> None:
+        """End what runs now with Interrupted; callable from a signal handler."""
+        ...
+
+    def close(self) -> None:
+        """Give everything back."""
+        ...
+
+

@@ -1,0 +1,109 @@
+"""The inline executor: the same launches with plain objects in this process, no Ray."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from runner.clock import Clock
+from runner.cluster.executor import LaunchReport, OnSight, RunningLaunch
+from runner.cluster.handles import LocalLoad, LocalMeter
+from runner.cluster.placement import assign_gpus
+from runner.cluster.servers import HttpServers, LaunchParts
+from runner.engines.program import program_for, sensor_for
+from runner.engines.sglang.server import ReplicaSpec, Server
+from runner.engines.simulated import SimulatedServers
+from runner.errors import Interrupted, StudyError
+from runner.settings import StudySettings
+from runner.trial import EngineKind, LaunchSpec
+
+
+class InlineExecutor:
+    """Runs launches in this process. Servers are processes all the same."""
+
+    def __init__(self, settings: StudySettings, machine_folder: Path, leases_folder: Path) -> None:
+        self._settings = settings
+        self._leases_folder = leases_folder
+        self._stop = threading.Event()
+        self._clock = Clock(settings.engine.time_scale)
+        if settings.engine.kind is EngineKind.SIMULATED:
+            return
+        self._program = program_for(settings, machine_folder)
+        self._load = LocalLoad(self._clock)
+        self._meter = LocalMeter(lambda: sensor_for(settings, machine_folder), self._clock)
+        self._gpus = self._meter.gpus()
+        require_gpus(settings, len(self._gpus))
+
+    @contextmanager
+    def launch(self, spec: LaunchSpec, folder: Path, on_sight: OnSight) -> Iterator[RunningLaunch]:
+        """See Executor.launch."""
+        if self._stop.is_set():
+            raise Interrupted("the study was asked to stop")
+        if self._settings.engine.kind is EngineKind.SIMULATED:
+            yield SimulatedLaunch(self._settings, spec, self._stop)
+            return
+        servers = HttpServers(self._parts(spec, folder), self._stop, on_sight)
+        try:
+            servers.start()
+            yield servers
+        finally:
+            servers.stop()
+
+    def interrupt(self) -> None:
+        """See Executor.interrupt."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """Nothing outlives a launch here."""
+
+    def _parts(self, spec: LaunchSpec, folder: Path) -> LaunchParts:
+        indices = tuple(gpu.index for gpu in self._gpus[: self._settings.hardware.gpus])
+        placed = assign_gpus(spec, indices)
+        uuid_of = {gpu.index: gpu.uuid for gpu in self._gpus}
+        replicas = tuple(
+            Server(
+                ReplicaSpec(
+                    index=index,
+                    launch_number=spec.number,
+                    server_args=spec.server_args,
+                    gpu_indices=gpus,
+                    visible_devices=",".join(str(gpu) for gpu in gpus),
+                    program=self._program,
+                    log_path=folder / f"replica-{index}.log",
+                    lease_folder=self._leases_folder,
+                )
+            )
+            for index, gpus in enumerate(placed)
+        )
+        used = tuple(uuid_of[gpu] for gpus in placed for gpu in gpus)
+        return LaunchParts(replicas, (self._load,), self._meter, used, self._clock)
+
+
+class SimulatedLaunch(SimulatedServers):
+    """Simulated servers with the report of a launch; an interruption ends it between phases."""
+
+    def __init__(self, settings: StudySettings, spec: LaunchSpec, stop: threading.Event) -> None:
+        super().__init__(settings, spec)
+        self._interrupted = stop
+
+    @property
+    def report(self) -> LaunchReport:
+        """What is known of it."""
+        return LaunchReport(self.phase_s, (self.server_info(),), (), ())
+
+    def check_alive(self) -> None:
+        """Raise Interrupted when the study was asked to stop."""
+        if self._interrupted.is_set():
+            raise Interrupted("the study was asked to stop")
+
+
+def require_gpus(settings: StudySettings, found: int) -> None:
+    """One clear message when the machine has fewer GPUs than the study asks for."""
+    wanted = settings.hardware.gpus
+    if found < wanted:
+        raise StudyError(
+            f"the study asks for {wanted} GPUs, {found} found here; lower hardware.gpus, or use "
+            "--set engine.kind=emulated to try the study without GPUs"
+        )

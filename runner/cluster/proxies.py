@@ -1,0 +1,143 @@
+"""Actor handles with the methods of the plain objects, and Ray's errors turned into ours."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import ray
+from ray.actor import ActorHandle
+from ray.exceptions import RayError, RayTaskError
+
+from runner.cluster.executor import LaunchReport
+from runner.engines.sglang.server import ReplicaSpec, ServerStarted
+from runner.errors import ClusterLost, RunnerError
+from runner.load.client import Target
+from runner.measure.power import GpuIdentity
+from runner.trial import LoadPlan, LoadRun, Params, PowerSample
+
+
+def result_of(reference: Any) -> Any:
+    """The value of a Ray reference.
+
+    Raises:
+        RunnerError: the one the actor raised, as it was.
+        ClusterLost: the actor, its node or its result was lost.
+    """
+    try:
+        return ray.get(reference)
+    except RayTaskError as error:
+        if isinstance(error.cause, RunnerError):
+            raise error.cause from error
+        raise
+    except RayError as error:
+        raise ClusterLost(f"{type(error).__name__}: {first_line(str(error))}") from error
+
+
+def first_line(text: str) -> str:
+    """The first line of a text that says something."""
+    return next((line.strip() for line in text.splitlines() if line.strip()), "no message")
+
+
+class ReplicaProxy:
+    """A ServerActor as a ReplicaHandle."""
+
+    def __init__(self, actor: ActorHandle[Any]) -> None:
+        self._actor = actor
+
+    def gpu_indices(self) -> tuple[int, ...]:
+        return cast("tuple[int, ...]", result_of(self._actor.gpu_indices.remote()))
+
+    def prepare(self, spec: ReplicaSpec) -> None:
+        result_of(self._actor.prepare.remote(spec))
+
+    def start(self) -> ServerStarted:
+        return cast("ServerStarted", result_of(self._actor.start.remote()))
+
+    def set_live(self, live: Params) -> Params:
+        return cast("Params", result_of(self._actor.set_live.remote(dict(live))))
+
+    def drain(self) -> None:
+        result_of(self._actor.drain.remote())
+
+    def check_alive(self) -> None:
+        result_of(self._actor.check_alive.remote())
+
+    def stop(self) -> None:
+        result_of(self._actor.stop.remote())
+
+    def request_stop(self) -> None:
+        result_of(self._actor.request_stop.remote())
+
+
+class LoadProxy:
+    """A LoadActor as a LoadHandle."""
+
+    def __init__(self, actor: ActorHandle[Any]) -> None:
+        self._actor = actor
+
+    def run(self, plan: LoadPlan, targets: Sequence[Target], shard: int, shards: int) -> LoadRun:
+        return cast("LoadRun", result_of(self._actor.run.remote(plan, targets, shard, shards)))
+
+    def output_throughput(self) -> float:
+        return cast("float", result_of(self._actor.output_throughput.remote()))
+
+    def cancel(self) -> None:
+        result_of(self._actor.cancel.remote())
+
+
+class MeterProxy:
+    """A MeterActor as a MeterHandle."""
+
+    def __init__(self, actor: ActorHandle[Any]) -> None:
+        self._actor = actor
+
+    def gpus(self) -> tuple[GpuIdentity, ...]:
+        return cast("tuple[GpuIdentity, ...]", result_of(self._actor.gpus.remote()))
+
+    def begin(self, gpu_uuids: tuple[str, ...]) -> None:
+        result_of(self._actor.begin.remote(gpu_uuids))
+
+    def end(self) -> None:
+        result_of(self._actor.end.remote())
+
+    def samples(self, start_s: float, end_s: float) -> tuple[PowerSample, ...]:
+        return cast(
+            "tuple[PowerSample, ...]", result_of(self._actor.samples.remote(start_s, end_s))
+        )
+
+    def now(self, gpu_uuids: tuple[str, ...]) -> tuple[PowerSample, ...]:
+        return cast("tuple[PowerSample, ...]", result_of(self._actor.now.remote(gpu_uuids)))
+
+
+class SimulatedProxy:
+    """A SimulatedActor as a RunningLaunch."""
+
+    def __init__(self, actor: ActorHandle[Any]) -> None:
+        self._actor = actor
+
+    @property
+    def report(self) -> LaunchReport:
+        phase_s, info, _ = self._describe()
+        return LaunchReport(phase_s, (info,), (), ())
+
+    def now_s(self) -> float:
+        return self._describe()[2]
+
+    def set_live(self, live: Params) -> Params:
+        return cast("Params", result_of(self._actor.set_live.remote(dict(live))))
+
+    def run_load(self, plan: LoadPlan) -> LoadRun:
+        return cast("LoadRun", result_of(self._actor.run_load.remote(plan)))
+
+    def read_power(self, start_s: float, end_s: float) -> tuple[PowerSample, ...]:
+        return cast(
+            "tuple[PowerSample, ...]", result_of(self._actor.read_power.remote(start_s, end_s))
+        )
+
+    def check_alive(self) -> None:
+        result_of(self._actor.describe.remote())
+
+    def _describe(self) -> tuple[dict[str, float], dict[str, object], float]:
+        described = result_of(self._actor.describe.remote())
+        return cast("tuple[dict[str, float], dict[str, object], float]", described)

@@ -1,0 +1,187 @@
+"""The Ray executor: a placement group and one server actor per replica, shared load actors."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from runner.clock import Clock
+from runner.cluster.actors import (
+    LoadActor,
+    MeterActor,
+    ServerActor,
+    SimulatedActor,
+    gpus_of_cluster,
+    start_actor,
+)
+from runner.cluster.executor import OnSight, RunningLaunch
+from runner.cluster.inline import require_gpus
+from runner.cluster.proxies import (
+    LoadProxy,
+    MeterProxy,
+    ReplicaProxy,
+    SimulatedProxy,
+    first_line,
+)
+from runner.cluster.servers import STREAMS_PER_LOAD, HttpServers, LaunchParts
+from runner.engines.program import program_for
+from runner.engines.sglang.server import ReplicaSpec
+from runner.errors import ClusterLost, Interrupted, StudyError
+from runner.settings import StudySettings
+from runner.trial import EngineKind, LaunchSpec
+
+PLACEMENT_DEADLINE_S = 60.0
+
+@dataclass(frozen=True, slots=True)
+class ReplicaGroup:
+    """Server actors holding the GPUs of one launch shape; reused while the shape stays."""
+
+    shape: tuple[int, int]
+    placement: PlacementGroup
+    replicas: tuple[ReplicaProxy, ...]
+
+
+class RayExecutor:
+    """Runs launches on a Ray cluster: one that it starts, or the one at `address`."""
+
+    def __init__(
+        self,
+        settings: StudySettings,
+        machine_folder: Path,
+        leases_folder: Path,
+        address: str | None = None,
+    ) -> None:
+        self._settings = settings
+        self._leases_folder = leases_folder
+        self._stop = threading.Event()
+        self._clock = Clock(settings.engine.time_scale)
+        self._group: ReplicaGroup | None = None
+        connect(settings, address)
+        if settings.engine.kind is EngineKind.SIMULATED:
+            return
+        self._program = program_for(settings, machine_folder)
+        self._meter = MeterProxy(start_actor(MeterActor, settings, machine_folder))
+        highest = max((*settings.workload.concurrency, 1))
+        self._loads = tuple(
+            LoadProxy(start_actor(LoadActor, self._clock))
+            for _ in range(1 + (highest - 1) // STREAMS_PER_LOAD)
+        )
+        self._gpus = self._meter.gpus()
+        require_gpus(settings, len(self._gpus))
+
+    @contextmanager
+    def launch(self, spec: LaunchSpec, folder: Path, on_sight: OnSight) -> Iterator[RunningLaunch]:
+        """See Executor.launch."""
+        if self._stop.is_set():
+            raise Interrupted("the study was asked to stop")
+        if self._settings.engine.kind is EngineKind.SIMULATED:
+            actor = start_actor(SimulatedActor, self._settings, spec)
+            yield SimulatedProxy(actor)
+            ray.kill(actor, no_restart=True)
+            return
+        try:
+            servers = HttpServers(self._parts(spec, folder), self._stop, on_sight)
+            try:
+                servers.start()
+                yield servers
+            finally:
+                servers.stop()
+        except ClusterLost:
+            self._drop_group()
+            raise
+
+    def interrupt(self) -> None:
+        """See Executor.interrupt."""
+        self._stop.set()
+
+    def close(self) -> None:
+        """End the actors, and Ray with them if this process started it."""
+        self._drop_group()
+        ray.shutdown()
+
+    def _parts(self, spec: LaunchSpec, folder: Path) -> LaunchParts:
+        replicas = self._replicas(spec)
+        uuid_of = {gpu.index: gpu.uuid for gpu in self._gpus}
+        used: list[str] = []
+        for index, replica in enumerate(replicas):
+            replica.prepare(
+                ReplicaSpec(
+                    index=index,
+                    launch_number=spec.number,
+                    server_args=spec.server_args,
+                    gpu_indices=(),
+                    visible_devices="",
+                    program=self._program,
+                    log_path=folder / f"replica-{index}.log",
+                    lease_folder=self._leases_folder,
+                )
+            )
+            used.extend(uuid_of[gpu] for gpu in replica.gpu_indices())
+        return LaunchParts(replicas, self._loads, self._meter, tuple(used), self._clock)
+
+    def _replicas(self, spec: LaunchSpec) -> tuple[ReplicaProxy, ...]:
+        shape = (spec.replicas, spec.gpus_per_replica)
+        if self._group is not None and self._group.shape == shape:
+            return self._group.replicas
+        self._drop_group()
+        placement = placement_group([{"GPU": shape[1]}] * shape[0], strategy="STRICT_PACK")
+        if not placement.wait(timeout_seconds=PLACEMENT_DEADLINE_S):
+            remove_placement_group(placement)
+            raise ClusterLost(
+                f"Ray could not place {shape[0]} servers of {shape[1]} GPUs within "
+                f"{PLACEMENT_DEADLINE_S:.0f} s; the cluster has {gpus_of_cluster()} GPUs in all, "
+                "others may hold them"
+            )
+        replicas = tuple(
+            ReplicaProxy(
+                start_actor(
+                    ServerActor,
+                    num_gpus=shape[1],
+                    scheduling_strategy=PlacementGroupSchedulingStrategy(placement, bundle),
+                )
+            )
+            for bundle in range(shape[0])
+        )
+        self._group = ReplicaGroup(shape, placement, replicas)
+        return replicas
+
+    def _drop_group(self) -> None:
+        if self._group is not None:
+            remove_placement_group(self._group.placement)
+            self._group = None
+
+
+def connect(settings: StudySettings, address: str | None) -> None:
+    """Start Ray here, or join the cluster at `address`; one clear message when neither works."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
+    options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
+    if address is None:
+        options["include_dashboard"] = False
+        if settings.engine.kind is not EngineKind.SGLANG:
+            options["num_gpus"] = settings.hardware.gpus
+    else:
+        options["address"] = address
+    try:
+        ray.init(**options)
+    except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
+        where = "start here" if address is None else f"be reached at {address}"
+        raise StudyError(
+            f"Ray could not {where}: {first_line(str(error))}. A cluster with token "
+            "authentication needs RAY_AUTH_TOKEN; --executor inline needs no Ray"
+        ) from error
+    if settings.engine.kind is not EngineKind.SIMULATED:
+        require_gpus(settings, gpus_of_cluster())
+
+

@@ -1,0 +1,178 @@
+"""Running HTTP servers of one launch: replicas, load and power put together.
+
+The same code with plain objects (inline) and with actor proxies (Ray): every handle's methods
+block, so they are called from a small thread pool and watched for an interruption.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+from typing import TypeVar
+
+from runner.clock import Clock
+from runner.cluster.executor import LaunchReport, LoadSight, OnSight
+from runner.cluster.handles import LoadHandle, MeterHandle, ReplicaHandle
+from runner.engines.sglang.server import ServerStarted
+from runner.errors import ClusterLost, Interrupted
+from runner.load.client import Target
+from runner.load.generator import merge_runs
+from runner.trial import LoadPlan, LoadRun, Params, PowerSample
+
+T = TypeVar("T")
+TICK_S = 0.5
+STREAMS_PER_LOAD = 512
+"""Streams one load generator serves before another one is worth its core."""
+MEMORY_SLACK_BYTES = 1 << 30
+MEMORY_DEADLINE_S = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchParts:
+    """The handles a launch is made of."""
+
+    replicas: tuple[ReplicaHandle, ...]
+    loads: tuple[LoadHandle, ...]
+    meter: MeterHandle
+    gpu_uuids: tuple[str, ...]
+    clock: Clock
+
+
+class HttpServers:
+    """A launch over HTTP; implements cluster.executor.RunningLaunch."""
+
+    def __init__(self, parts: LaunchParts, stop: threading.Event, on_sight: OnSight) -> None:
+        self._parts = parts
+        self._stop = stop
+        self._on_sight = on_sight
+        self._pool = ThreadPoolExecutor(
+            max_workers=len(parts.replicas) + len(parts.loads), thread_name_prefix="launch"
+        )
+        self._started: tuple[ServerStarted, ...] = ()
+        self._memory_bytes: dict[str, int] = {}
+
+    def start(self) -> None:
+        """Start every replica; on any failure the others are told to give up, then it is raised."""
+        self._memory_bytes = self._memory_used()
+        self._parts.meter.begin(self._parts.gpu_uuids)
+        self._started = tuple(self._on_all(lambda replica: replica.start()))
+
+    def stop(self) -> None:
+        """End every replica and wait until their GPU memory is back."""
+        stopping = [self._pool.submit(replica.stop) for replica in self._parts.replicas]
+        wait(stopping)
+        self._pool.shutdown(wait=True)
+        self._parts.meter.end()
+        for each in stopping:
+            each.result()
+        self._await_memory()
+
+    @property
+    def report(self) -> LaunchReport:
+        """Phase times of the slowest replica, and what each server says of itself."""
+        slowest = max(self._started, key=lambda started: started.phase_s.get("total", 0.0))
+        return LaunchReport(
+            phase_s=slowest.phase_s,
+            server_info=tuple(started.server_info for started in self._started),
+            commands=tuple(started.command for started in self._started),
+            gpu_uuids=self._parts.gpu_uuids,
+        )
+
+    def now_s(self) -> float:
+        """The clock of records and samples."""
+        return self._parts.clock.now_s()
+
+    def set_live(self, live: Params) -> Params:
+        """Set the live parameters on every replica; all must resolve to the same values."""
+        resolved = self._on_all(lambda replica: replica.set_live(live))
+        return resolved[0]
+
+    def run_load(self, plan: LoadPlan) -> LoadRun:
+        """Drive the plan with as many generators as its concurrency is worth."""
+        shards = min(len(self._parts.loads), 1 + (plan.concurrency - 1) // STREAMS_PER_LOAD)
+        targets = tuple(Target(index, started.url) for index, started in enumerate(self._started))
+        loads = self._parts.loads[:shards]
+        futures = [
+            self._pool.submit(load.run, plan, targets, shard, shards)
+            for shard, load in enumerate(loads)
+        ]
+        self._watch(futures, on_tick=lambda: self._sight(loads), cancel=self._cancel_loads)
+        run = merge_runs([future.result() for future in futures])
+        self._on_all(lambda replica: replica.drain())
+        return run
+
+    def read_power(self, start_s: float, end_s: float) -> tuple[PowerSample, ...]:
+        """The samples of every GPU of the launch around the window."""
+        return self._parts.meter.samples(start_s, end_s)
+
+    def check_alive(self) -> None:
+        """Raise if any replica is gone."""
+        for replica in self._parts.replicas:
+            replica.check_alive()
+
+    def _on_all(self, call: Callable[[ReplicaHandle], T]) -> list[T]:
+        futures = [self._pool.submit(call, replica) for replica in self._parts.replicas]
+        self._watch(futures, on_tick=lambda: None, cancel=self._cancel_replicas)
+        return [future.result() for future in futures]
+
+    def _watch(
+        self,
+        futures: Sequence[Future[T]],
+        on_tick: Callable[[], None],
+        cancel: Callable[[], None],
+    ) -> None:
+        """Wait for all; one failure or an interruption cancels the rest; raises the first cause."""
+        pending = set(futures)
+        while pending:
+            done, pending = wait(pending, timeout=TICK_S, return_when=FIRST_EXCEPTION)
+            failed = next((each for each in done if each.exception() is not None), None)
+            if failed is not None or self._stop.is_set():
+                cancel()
+                wait(pending)
+                if failed is not None:
+                    failed.result()
+                raise Interrupted("the study was asked to stop")
+            on_tick()
+
+    def _sight(self, loads: Sequence[LoadHandle]) -> None:
+        readings = [sample.power_w for sample in self._parts.meter.now(self._parts.gpu_uuids)]
+        known = [watts for watts in readings if watts is not None]
+        power_w = sum(known) if len(known) == len(readings) else None
+        rate = sum(load.output_throughput() for load in loads)
+        self._on_sight(LoadSight(rate, power_w))
+
+    def _cancel_loads(self) -> None:
+        for load in self._parts.loads:
+            load.cancel()
+
+    def _cancel_replicas(self) -> None:
+        for replica in self._parts.replicas:
+            replica.request_stop()
+
+    def _memory_used(self) -> dict[str, int]:
+        samples = self._parts.meter.now(self._parts.gpu_uuids)
+        return {
+            sample.gpu_uuid: sample.memory_used_bytes
+            for sample in samples
+            if sample.memory_used_bytes is not None
+        }
+
+    def _await_memory(self) -> None:
+        """A killed server's memory may take seconds to come back; the next start needs it."""
+        deadline_s = self.now_s() + MEMORY_DEADLINE_S
+        while True:
+            held = [
+                uuid
+                for uuid, used in self._memory_used().items()
+                if used > self._memory_bytes.get(uuid, used) + MEMORY_SLACK_BYTES
+            ]
+            if not held:
+                return
+            if self.now_s() > deadline_s:
+                raise ClusterLost(
+                    f"GPU memory of {', '.join(held)} was not given back within "
+                    f"{MEMORY_DEADLINE_S:.0f} s after the servers ended; see nvidia-smi for its owner"
+                )
+            self._parts.clock.sleep(0.2)

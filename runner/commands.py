@@ -1,0 +1,153 @@
+"""What each command does: call, print, answer the exit code. The only place that picks executors.
+
+Imported after the command line is parsed; what only one command needs is imported by it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shlex
+import sys
+from functools import partial
+from pathlib import Path
+
+from runner.cluster.executor import Executor
+from runner.errors import ConfigError
+from runner.record.store import StudyStore
+from runner.settings import StudySettings
+
+
+def run_tune(args: argparse.Namespace) -> int:
+    """`runner tune`: from a study file."""
+    from runner.config import load_study
+
+    return tune(args, load_study(args.study, args.overrides), ["tune", str(args.study)])
+
+
+def run_resume(args: argparse.Namespace) -> int:
+    """`runner resume`: from the stored settings."""
+    return tune(args, stored_settings(args), ["resume", args.name])
+
+
+def tune(args: argparse.Namespace, settings: StudySettings, words: list[str]) -> int:
+    """Start or continue a study with the chosen executor."""
+    from runner.session import SessionRequest, run_session
+
+    command = ["runner", *words]
+    for flag in ("executor", "address"):
+        if getattr(args, flag):
+            command += [f"--{flag}", getattr(args, flag)]
+    for override in args.overrides:
+        command += ["--set", override]
+    open_executor = partial(choose_executor, args.executor, args.address)
+    return run_session(
+        SessionRequest(
+            settings=settings,
+            home=args.home,
+            open_executor=open_executor,
+            command=shlex.join(command) + home_option(args.home),
+            home_option=home_option(args.home),
+            as_json=args.json,
+        )
+    )
+
+
+def choose_executor(
+    kind: str | None, address: str | None, settings: StudySettings, store: StudyStore
+) -> Executor:
+    """The executor by its flag; by default inline for simulated studies, else Ray."""
+    from runner.cluster.inline import InlineExecutor
+    from runner.trial import EngineKind
+
+    if kind is None:
+        is_simulated = settings.engine.kind is EngineKind.SIMULATED and address is None
+        kind = "inline" if is_simulated else "ray"
+    if kind == "inline":
+        return InlineExecutor(settings, store.machine_folder, store.leases_folder)
+    from runner.cluster.ray_executor import RayExecutor
+
+    return RayExecutor(settings, store.machine_folder, store.leases_folder, address)
+
+
+def home_option(home: Path) -> str:
+    """What a printed command needs to find this home again."""
+    return "" if str(home) == "." else f" --home {shlex.quote(str(home))}"
+
+
+def run_status(args: argparse.Namespace) -> int:
+    """`runner status`: how far a study is."""
+    from runner.insight.status import print_status, status_document
+
+    store = StudyStore(args.home, args.name)
+    document = status_document(store.results(), stored_settings(args), store.progress())
+    if args.json:
+        print(json.dumps(document))
+    else:
+        print_status(document, sys.stdout)
+    return 0
+
+
+def run_report(args: argparse.Namespace) -> int:
+    """`runner report`: the table, one JSON document, or a page."""
+    from runner.insight.page import html_page
+    from runner.insight.report import print_report, report_document
+
+    settings = stored_settings(args)
+    store = StudyStore(args.home, args.name)
+    results = store.results()
+    if args.html:
+        write_page(args.html, html_page(results, settings))
+    if args.json:
+        print(json.dumps(report_document(results, settings)))
+    elif args.html:
+        print(f"wrote {args.html}")
+    else:
+        print_report(results, settings, sys.stdout, store.progress().state, home_option(args.home))
+    return 0
+
+
+def write_page(path: Path, page: str) -> None:
+    """Write the HTML report; a path that cannot be written is the user's to correct."""
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def run_ui(args: argparse.Namespace) -> int:
+    """`runner ui`: MLflow's pages on the store, until Ctrl-C."""
+    from runner.record.ui import serve
+
+    return serve(args.home, args.name, args.port)
+
+
+def run_clean(args: argparse.Namespace) -> int:
+    """`runner clean`: end servers whose driver is dead, in every study of this home."""
+    from runner.engines.lease import end_orphans
+
+    ended = [
+        lease
+        for folder in sorted(args.home.glob("studies/*/leases"))
+        for lease in end_orphans(folder)
+    ]
+    if args.json:
+        print(json.dumps({"ended": [lease.pid for lease in ended]}))
+    else:
+        print("\n".join(f"ended pid {lease.pid}" for lease in ended) or "nothing to clean")
+    return 0
+
+
+def run_emulate(args: argparse.Namespace) -> int:
+    """`runner emulate -- FLAGS`: the emulated server in this process."""
+    from runner.engines.emulator.__main__ import main as serve
+
+    return serve(args.flags)
+
+
+def stored_settings(args: argparse.Namespace) -> StudySettings:
+    """The settings of a study on disk, by its name."""
+    from runner.config import parse_study
+
+    document = StudyStore(args.home, args.name).read_study()
+    return parse_study(document["settings"], getattr(args, "overrides", ()))

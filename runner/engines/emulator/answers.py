@@ -1,0 +1,298 @@
+"""The bytes of an answer: one server-sent event per chunk, or one JSON document.
+
+The emulated model always says the same two words in turn, as a model with random weights does.
+Their ids have one width, so what a chunk repeats (SGLang's chunks are cumulative by default) is a
+slice of a text made once, and an event costs about a microsecond.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+WORDS = (871, 208)
+_IDS = b"871,208,"
+_TEXT = b" t871 t208"
+_ID_WIDTH = len(_IDS) // 2
+_TEXT_WIDTH = len(_TEXT) // 2
+DONE = b"data: [DONE]\n\n"
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """Why a request ended, in SGLang's words."""
+
+    kind: str
+    message: str | None = None
+
+    def to_json(self, tokens: int) -> dict[str, object]:
+        """The finish_reason of /generate."""
+        if self.kind == "abort":
+            return {"type": "abort", "message": self.message, "status_code": None, "err_type": None}
+        return {"type": self.kind, "length": tokens}
+
+
+LENGTH = Finish("length")
+ABORTED = Finish("abort", "Aborted")
+
+
+@dataclass(slots=True)
+class RequestTimes:
+    """One request's dates, on a calendar that runs at the emulated pace, and its durations."""
+
+    received_date: float
+    received_s: float
+    first_token_s: float | None = None
+    last_token_s: float | None = None
+
+    def note(self, now_s: float) -> None:
+        """A token leaves now."""
+        if self.first_token_s is None:
+            self.first_token_s = now_s
+        self.last_token_s = now_s
+
+    def date(self, clock_s: float) -> float:
+        """The calendar's reading when the clock read `clock_s`."""
+        return self.received_date + clock_s - self.received_s
+
+    def e2e_s(self) -> float:
+        """Received to last token."""
+        return (self.last_token_s or self.received_s) - self.received_s
+
+
+class Answer(Protocol):
+    """How one route answers one request."""
+
+    def event(self, tokens: int, finish: Finish | None) -> bytes:
+        """What a stream sends once the request has `tokens` tokens; `finish` on the last."""
+        ...
+
+    def document(self, tokens: int, finish: Finish) -> bytes:
+        """What is sent without a stream."""
+        ...
+
+
+def output_ids(tokens: int) -> bytes:
+    """The first `tokens` ids, separated by commas."""
+    return (_IDS * ((tokens + 1) // 2))[: tokens * _ID_WIDTH - 1] if tokens else b""
+
+
+def output_text(tokens: int) -> bytes:
+    """The first `tokens` words as text."""
+    return (_TEXT * ((tokens + 1) // 2))[: tokens * _TEXT_WIDTH]
+
+
+def encode(value: object) -> bytes:
+    """JSON without spaces, as SGLang writes it."""
+    return json.dumps(value, separators=(",", ":")).encode()
+
+
+class GenerateAnswer:
+    """/generate: cumulative ids (and text, with a tokenizer), or the new ones only."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        cached_tokens: int,
+        times: RequestTimes,
+        options: GenerateOptions,
+    ) -> None:
+        self._times = times
+        self._options = options
+        self._sent = 0
+        cached = {"device": cached_tokens, "host": 0} if cached_tokens else None
+        self._meta: dict[str, object] = {
+            "id": request_id,
+            "finish_reason": None,
+            "prompt_tokens": prompt_tokens,
+            "weight_version": "default",
+            "num_retractions": 0,
+            "reasoning_tokens": 0,
+            "completion_tokens": 0,
+            "cached_tokens": cached_tokens,
+            "cached_tokens_details": cached,
+            "dp_rank": None,
+        }
+        before, self._after = encode(self._meta).split(b'"completion_tokens":0')
+        self._middle = b'],"meta_info":' + before + b'"completion_tokens":'
+
+    def event(self, tokens: int, finish: Finish | None) -> bytes:
+        start = self._sent if self._options.is_incremental else 0
+        is_first = self._sent == 0
+        self._sent = tokens
+        if finish is not None or is_first:
+            meta = encode(self._full_meta(tokens, finish))
+            return b'data: %b],"meta_info":%b}\n\n' % (self._output(start, tokens), meta)
+        return b"data: %b%b%d%b}\n\n" % (
+            self._output(start, tokens),
+            self._middle,
+            tokens,
+            self._after,
+        )
+
+    def document(self, tokens: int, finish: Finish) -> bytes:
+        meta = encode(self._full_meta(tokens, finish))
+        return b'%b],"meta_info":%b}' % (self._output(0, tokens), meta)
+
+    def _output(self, start: int, tokens: int) -> bytes:
+        ids = output_ids(tokens)
+        if start:
+            ids = ids[start * _ID_WIDTH :]
+        if not self._options.has_text:
+            return b'{"output_ids":[' + ids
+        text = output_text(tokens)[start * _TEXT_WIDTH :]
+        return b'{"text":"%b","output_ids":[%b' % (text, ids)
+
+    def _full_meta(self, tokens: int, finish: Finish | None) -> dict[str, object]:
+        times = self._times
+        meta = {**self._meta, "completion_tokens": tokens}
+        first_s = times.first_token_s
+        if finish is not None:
+            meta["finish_reason"] = finish.to_json(tokens)
+            meta["e2e_latency"] = times.e2e_s()
+            meta["request_received_ts"] = times.received_date
+            if self._options.has_times and first_s is not None:
+                decode_s = times.e2e_s() - (first_s - times.received_s)
+                meta["first_token_latency"] = first_s - times.received_s
+                meta["decode_throughput"] = (tokens - 1) / decode_s if decode_s > 0 else None
+            meta["request_finished_ts"] = times.date(times.received_s + times.e2e_s())
+        if first_s is not None:
+            meta["response_sent_to_client_ts"] = times.date(first_s)
+        return meta
+
+
+@dataclass(frozen=True, slots=True)
+class GenerateOptions:
+    """What server flags decide of /generate's answers."""
+
+    has_text: bool
+    is_incremental: bool
+    has_times: bool
+
+
+@dataclass(frozen=True, slots=True)
+class UsageOptions:
+    """What `stream_options` asks for."""
+
+    at_end: bool = False
+    always: bool = False
+
+
+def usage(prompt_tokens: int, tokens: int) -> dict[str, object]:
+    """The OpenAI routes' count of tokens."""
+    return {
+        "prompt_tokens": prompt_tokens,
+        "total_tokens": prompt_tokens + tokens,
+        "completion_tokens": tokens,
+        "reasoning_tokens": 0,
+    }
+
+
+class CompletionAnswer:
+    """/v1/completions: each chunk carries the new text only."""
+
+    def __init__(
+        self, request_id: str, model: str, created: int, prompt_tokens: int, options: UsageOptions
+    ) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._options = options
+        self._sent = 0
+        self._head: dict[str, object] = {
+            "id": request_id,
+            "object": "text_completion",
+            "created": created,
+            "model": model,
+        }
+        self._before = b"data: " + encode(self._head)[:-1]
+
+    def event(self, tokens: int, finish: Finish | None) -> bytes:
+        text = output_text(tokens)[self._sent * _TEXT_WIDTH :]
+        self._sent = tokens
+        event = (
+            b'%b,"choices":[{"index":0,"text":"%b","logprobs":null,"finish_reason":%b,'
+            b'"matched_stop":null}],"usage":%b}\n\n'
+        ) % (self._before, text, _reason(finish), self._usage(tokens))
+        if finish is not None and self._options.at_end:
+            event += self._closing(tokens)
+        return event
+
+    def document(self, tokens: int, finish: Finish) -> bytes:
+        choice = {
+            "index": 0,
+            "text": output_text(tokens).decode(),
+            "logprobs": None,
+            "finish_reason": finish.kind,
+            "matched_stop": None,
+        }
+        counts = {**usage(self._prompt_tokens, tokens), "prompt_tokens_details": None}
+        metadata = {"weight_version": "default"}
+        return encode({**self._head, "choices": [choice], "usage": counts, "metadata": metadata})
+
+    def _usage(self, tokens: int) -> bytes:
+        return encode(usage(self._prompt_tokens, tokens)) if self._options.always else b"null"
+
+    def _closing(self, tokens: int) -> bytes:
+        counts = encode(usage(self._prompt_tokens, tokens))
+        return b'%b,"choices":[],"usage":%b}\n\n' % (self._before, counts)
+
+
+class ChatAnswer:
+    """/v1/chat/completions: first the role, then new text, then the reason, in chunks each."""
+
+    def __init__(
+        self, request_id: str, model: str, created: int, prompt_tokens: int, options: UsageOptions
+    ) -> None:
+        self._prompt_tokens = prompt_tokens
+        self._options = options
+        self._sent = 0
+        self._head: dict[str, object] = {"id": request_id, "created": created, "model": model}
+
+    def event(self, tokens: int, finish: Finish | None) -> bytes:
+        events = []
+        if self._sent == 0:
+            events.append(self._chunk({"role": "assistant", "content": ""}, 0))
+        text = output_text(tokens)[self._sent * _TEXT_WIDTH :]
+        if text:
+            events.append(self._chunk({"role": None, "content": text.decode()}, tokens))
+        self._sent = tokens
+        if finish is not None:
+            events.append(self._chunk({"role": None, "content": None}, tokens, finish.kind))
+            if self._options.at_end:
+                events.append(self._event([], usage(self._prompt_tokens, tokens)))
+        return b"".join(events)
+
+    def document(self, tokens: int, finish: Finish) -> bytes:
+        message = {"role": "assistant", "content": output_text(tokens).decode()}
+        choice = {
+            "index": 0,
+            "message": {**message, "reasoning_content": None, "tool_calls": None},
+            "logprobs": None,
+            "finish_reason": finish.kind,
+            "matched_stop": None,
+        }
+        head = {**self._head, "object": "chat.completion"}
+        counts = {**usage(self._prompt_tokens, tokens), "prompt_tokens_details": None}
+        return encode({**head, "choices": [choice], "usage": counts})
+
+    def _chunk(self, delta: Mapping[str, object], tokens: int, reason: str | None = None) -> bytes:
+        delta = {**delta, "reasoning_content": None, "tool_calls": None}
+        choice = {
+            "index": 0,
+            "delta": delta,
+            "logprobs": None,
+            "finish_reason": reason,
+            "matched_stop": None,
+        }
+        counts = usage(self._prompt_tokens, tokens) if self._options.always else None
+        return self._event([choice], counts)
+
+    def _event(self, choices: list[object], counts: dict[str, object] | None) -> bytes:
+        head = {**self._head, "object": "chat.completion.chunk"}
+        return b"data: %b\n\n" % encode({**head, "choices": choices, "usage": counts})
+
+
+def _reason(finish: Finish | None) -> bytes:
+    return b"null" if finish is None else b'"%b"' % finish.kind.encode()

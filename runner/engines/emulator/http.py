@@ -1,0 +1,172 @@
+"""The HTTP side: routes that look, routes that control, and the access log."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+from aiohttp.typedefs import Middleware
+
+from runner.engines.emulator.generation import (
+    Generation,
+    json_response,
+    openai_error,
+    read_object,
+)
+from runner.engines.emulator.info import loads, model_info, models, server_info
+from runner.engines.emulator.server import EmulatedServer, RequestRefused, Status
+from runner.engines.emulator.stats import render
+
+MAX_BODY_BYTES = 256 * 1024**2
+FLUSH_POLL_S = 0.1
+LIVE_NUMBERS = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
+FLUSHED = (
+    "Cache flushed.\nPlease check backend logs for more details. "
+    "(When there are running or waiting requests, the operation will not be performed.)\n"
+)
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def make_app(server: EmulatedServer) -> web.Application:
+    """All routes of one server."""
+    app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_guard(server)])
+    generation, control = Generation(server), Control(server)
+    app.router.add_post("/generate", generation.generate)
+    app.router.add_post("/v1/completions", generation.complete)
+    app.router.add_post("/v1/chat/completions", generation.chat)
+    for path in ("/health", "/health_generate"):
+        app.router.add_get(path, control.health)
+    app.router.add_get("/ready", control.ready)
+    for path in ("/model_info", "/get_model_info"):
+        app.router.add_get(path, control.model_info)
+    for path in ("/server_info", "/get_server_info"):
+        app.router.add_get(path, control.server_info)
+    app.router.add_get("/v1/models", control.models)
+    app.router.add_get("/v1/loads", control.loads)
+    app.router.add_post("/set_internal_state", control.set_internal_state)
+    for method in ("GET", "POST"):
+        app.router.add_route(method, "/flush_cache", control.flush_cache)
+    app.router.add_post("/abort_request", control.abort_request)
+    app.router.add_post("/freeze_gc", control.freeze_gc)
+    if server.setup.args["enable_metrics"]:
+        app.router.add_get("/metrics", control.metrics)
+    app.on_response_prepare.append(_access_log(server))
+    return app
+
+
+class Control:
+    """The routes that do not generate."""
+
+    def __init__(self, server: EmulatedServer) -> None:
+        self._server = server
+
+    async def health(self, _: web.Request) -> web.Response:
+        """200 once a real token came out."""
+        return web.Response(status=200 if await self._server.is_healthy() else 503)
+
+    async def ready(self, _: web.Request) -> web.Response:
+        """200 while the server takes requests; costs nothing."""
+        return web.Response(status=200 if self._server.status is Status.UP else 503)
+
+    async def model_info(self, _: web.Request) -> web.Response:
+        return json_response(model_info(self._server))
+
+    async def server_info(self, _: web.Request) -> web.Response:
+        return json_response(server_info(self._server))
+
+    async def models(self, _: web.Request) -> web.Response:
+        return json_response(models(self._server))
+
+    async def loads(self, _: web.Request) -> web.Response:
+        return json_response(loads(self._server))
+
+    async def set_internal_state(self, request: web.Request) -> web.Response:
+        """All or nothing; the answer is 200 with a list of one boolean, also when refused."""
+        try:
+            values = (await read_object(request)).get("server_args")
+        except RequestRefused as err:
+            return openai_error(err)
+        if not isinstance(values, dict):
+            return openai_error(RequestRefused("server_args must be an object."))
+        return json_response([self._set(values)])
+
+    async def flush_cache(self, request: web.Request) -> web.Response:
+        """400 unless idle; `timeout` seconds are given to become so."""
+        try:
+            timeout_s = float(request.query.get("timeout", "0"))
+        except ValueError:
+            return openai_error(RequestRefused("timeout must be a number of seconds."))
+        clock = self._server.clock
+        deadline_s = clock.now_s() + timeout_s
+        is_flushed = self._server.flush()
+        while not is_flushed and clock.now_s() < deadline_s:
+            await asyncio.sleep(clock.wall_duration_s(FLUSH_POLL_S))
+            is_flushed = self._server.flush()
+        text = FLUSHED if is_flushed else "Flush cache failed: the server is not idle.\n"
+        return web.Response(text=text, status=200 if is_flushed else 400)
+
+    async def abort_request(self, request: web.Request) -> web.Response:
+        """Always 200, whether anything was aborted or not."""
+        try:
+            body = await read_object(request)
+        except RequestRefused as err:
+            return openai_error(err)
+        request_id = body.get("rid")
+        if body.get("abort_all") is True:
+            self._server.abort_all()
+        elif isinstance(request_id, str) and request_id:
+            self._server.abort(request_id)
+        return web.Response(status=200)
+
+    async def freeze_gc(self, _: web.Request) -> web.Response:
+        return web.Response(text="Garbage collection frozen.\n")
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        """Prometheus text."""
+        server = self._server
+        setup = server.setup
+        text = render(server.stats, server.gauges(), setup.model_name, setup.shape.pp_size)
+        return web.Response(text=text, content_type="text/plain")
+
+    def _set(self, values: dict[str, object]) -> bool:
+        cap = values.get("pp_max_micro_batch_size")
+        others = {name for name in values if name != "pp_max_micro_batch_size"}
+        if not others <= set(LIVE_NUMBERS):
+            return False
+        if cap is None:
+            return True
+        # SGLang takes 4.5 too; nobody should send that.
+        return isinstance(cap, int | float) and self._server.set_cap(int(cap))
+
+
+def _guard(server: EmulatedServer) -> Middleware:
+    """Checks the API key, and puts unknown routes in SGLang's words."""
+    key = server.setup.text("api_key")
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        is_open = request.path.startswith(("/health", "/metrics", "/ready"))
+        if key and not is_open and request.headers.get("Authorization") != f"Bearer {key}":
+            return json_response({"error": "Unauthorized"}, 401)
+        try:
+            return await handler(request)
+        except web.HTTPException as err:
+            return json_response({"detail": err.reason}, err.status)
+
+    return guard
+
+
+def _access_log(
+    server: EmulatedServer,
+) -> Callable[[web.Request, web.StreamResponse], Awaitable[None]]:
+    async def log(request: web.Request, response: web.StreamResponse) -> None:
+        transport = request.transport
+        peer = transport.get_extra_info("peername") if transport is not None else None
+        address = f"{peer[0]}:{peer[1]}" if peer else "-"
+        server.log.write(
+            f'INFO:     {address} - "{request.method} {request.path_qs} HTTP/1.1" '
+            f"{response.status} {response.reason}"
+        )
+
+    return log

@@ -1,0 +1,264 @@
+"""The running server, between its routes and its pipeline: who is served, what is counted."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from runner.clock import Clock
+from runner.engines.emulator.faults import FaultKind
+from runner.engines.emulator.log import BatchLog, ServerLog
+from runner.engines.emulator.prefix_cache import PrefixCache
+from runner.engines.emulator.reply import Reply
+from runner.engines.emulator.serving import Demand, Serving
+from runner.engines.emulator.setup import ServerSetup
+from runner.engines.emulator.stats import Gauge, Stats
+from runner.pipeline import BatchReport, Pipeline
+
+HEALTH_POLL_S = 1.0
+HEALTH_TIMEOUT_S = 20.0
+STREAM_ABORT_DELAY_S = 2.0  # SGLang notices a client that went away this late
+DOCUMENT_ABORT_DELAY_S = 4.0
+CRASH_DELAY_S = 5.0
+
+
+class Status(StrEnum):
+    """What /health goes by."""
+
+    STARTING = "Starting"
+    UP = "Up"
+    STOPPING = "Stopping"
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One request for tokens. `prompt` is a hash of the prompt's content."""
+
+    request_id: str
+    prompt: int
+    demand: Demand
+
+
+class RequestRefused(Exception):
+    """A request that is answered with an error; `status` is its HTTP code."""
+
+    def __init__(self, message: str, status: int = 400) -> None:
+        super().__init__(message, status)
+        self.message = message
+        self.status = status
+
+
+class EmulatedServer:
+    """One server from the moment its port opens."""
+
+    def __init__(
+        self,
+        setup: ServerSetup,
+        pipeline: Pipeline,
+        clock: Clock,
+        log: ServerLog,
+        on_crash: Callable[[str], None],
+    ) -> None:
+        self.setup = setup
+        self.clock = clock
+        self.log = log
+        self.status = Status.STARTING
+        self.stats = Stats()
+        self.batches = BatchLog(
+            log, setup.whole("decode_log_interval"), setup.token_capacity, setup.graph_label
+        )
+        self.prefixes = PrefixCache(setup.token_capacity, is_enabled=setup.has_prefix_cache)
+        self.cap = setup.resolved.pp_max_micro_batch_size
+        self.serving = Serving(pipeline, clock, self._on_batch, self._on_late)
+        self._served: dict[str, _Served] = {}
+        self._answered = 0
+        self._on_crash = on_crash
+        self._epoch_offset_s = time.time() - clock.now_s()
+
+    @property
+    def request_ids(self) -> list[str]:
+        """Requests not answered yet."""
+        return list(self._served)
+
+    def date(self) -> float:
+        """Unix time on a calendar that started with the server and runs at the emulated pace."""
+        return self._epoch_offset_s + self.clock.now_s()
+
+    def check_room(self, request_id: str) -> None:
+        """Raise RequestRefused when the queue is full or the id is in use."""
+        if request_id in self._served:
+            raise RequestRefused(f"Duplicate request ID: {request_id}")
+        limit = self.setup.number("max_queued_requests")
+        if limit is not None and self.serving.pipeline.queued >= limit:
+            self.stats.aborted += 1
+            raise RequestRefused("The request queue is full.", 503)
+
+    def find_cached(self, prompt: int, tokens: int) -> int:
+        """How many tokens of this prompt the radix cache holds."""
+        return self.prefixes.look_up(prompt, tokens)
+
+    def submit(self, job: Job, reply: Reply) -> None:
+        """Serve a request; `reply` hears of its tokens."""
+        kind = str(reply.is_stream).lower()
+        self.stats.requests[kind] += 1
+        self.stats.prompt_tokens[kind] += job.demand.prompt_tokens
+        self.stats.cached_tokens += job.demand.cached_tokens
+        self.prefixes.keep(job.prompt, job.demand.prompt_tokens)
+        self._served[job.request_id] = _Served(self.serving.submit(job.demand, reply), reply)
+
+    def on_end(self, request_id: str, reply: Reply) -> None:
+        """A request was answered or aborted."""
+        self._served.pop(request_id, None)
+        stats, times = self.stats, reply.times
+        stats.generation_tokens[str(reply.is_stream).lower()] += reply.tokens
+        stats.e2e_s.observe(times.e2e_s())
+        if times.first_token_s is not None:
+            ttft_s = times.first_token_s - times.received_s
+            stats.ttft_s.observe(ttft_s)
+            if reply.tokens > 1:
+                stats.tpot_s.observe((times.e2e_s() - ttft_s) / (reply.tokens - 1))
+        self._answered += 1
+        fault = self.setup.fault
+        if (
+            fault is not None
+            and fault.kind is FaultKind.DIE_AFTER_REQUESTS
+            and self._answered == fault.requests
+        ):
+            self.crash(f"RuntimeError: emulated fault: died after {fault.requests} requests")
+
+    def crash(self, reason: str) -> None:
+        """Die as a server whose scheduler raised: silent streams for a while, then gone."""
+        self.serving.freeze()
+        self._on_crash(reason)
+
+    def abort(self, request_id: str) -> None:
+        """Abort one request, as SGLang does: by prefix, if that very id is known."""
+        if request_id in self._served:
+            for name in [name for name in self._served if name.startswith(request_id)]:
+                self._abort(name)
+
+    def abort_all(self) -> None:
+        """Abort everything that runs or waits."""
+        for name in list(self._served):
+            self._abort(name)
+
+    def forget(self, request_id: str, delay_s: float) -> None:
+        """The client of this request went away: abort it a little later, as SGLang does."""
+        loop = asyncio.get_running_loop()
+        loop.call_later(self.clock.wall_duration_s(delay_s), self.abort, request_id)
+
+    def set_cap(self, cap: int) -> bool:
+        """Change the micro-batch cap; False when it is out of range."""
+        highest = self.setup.highest_cap
+        if not 1 <= cap <= highest:
+            self.log.write_ranks(
+                f"Updating pp_max_micro_batch_size to {cap} is rejected because it is out of "
+                f"the valid range [1, {highest}]."
+            )
+            return False
+        self.cap = cap
+        self.serving.pipeline.set_cap(cap)
+        self.log.write_ranks(
+            f"Config updated via context override: {{'pp_max_micro_batch_size': {cap}}}"
+        )
+        return True
+
+    def flush(self) -> bool:
+        """Empty the radix cache; False (and nothing done) unless the server is idle."""
+        if not self.serving.is_idle:
+            return False
+        self.prefixes.flush()
+        return True
+
+    async def probe(self, demand: Demand) -> None:
+        """Serve an internal request to its end."""
+        sink = _Probe()
+        name = self.serving.submit(demand, sink)
+        try:
+            await sink.done.wait()
+        finally:
+            self.serving.abort(name)
+
+    async def is_healthy(self) -> bool:
+        """One real token, as SGLang's /health asks for; it takes a slot and shows in the log."""
+        if self.status is not Status.UP:
+            return False
+        started_s = self.clock.now_s()
+        try:
+            async with asyncio.timeout(self.clock.wall_duration_s(HEALTH_TIMEOUT_S)):
+                await self.probe(Demand(prompt_tokens=1, output_tokens=1))
+        except TimeoutError:
+            return False
+        waited_s = self.clock.now_s() - started_s
+        await asyncio.sleep(self.clock.wall_duration_s(max(0.0, HEALTH_POLL_S - waited_s)))
+        return True
+
+    def gauges(self) -> list[Gauge]:
+        """What /metrics shows of the scheduler, as of the last batch line."""
+        batches, capacity = self.batches, self.setup.token_capacity
+        values = {
+            "num_running_reqs": self.running,
+            "num_queue_reqs": self.serving.pipeline.queued,
+            "num_used_tokens": batches.tokens_used,
+            "token_usage": batches.usage,
+            "gen_throughput": batches.gen_throughput,
+            "cache_hit_rate": self.cache_hit_rate,
+            "max_total_num_tokens": capacity,
+            "kv_available_tokens": capacity - batches.tokens_used,
+            "kv_used_tokens": batches.tokens_used,
+            "page_size": 1,
+            "context_len": self.setup.context_len,
+            "is_cuda_graph": 0,
+            "num_retracted_reqs": 0,
+        }
+        return [Gauge(f"sglang:{name}", value) for name, value in values.items()]
+
+    @property
+    def running(self) -> int:
+        """Requests in the micro-batch logged last (SGLang's gauge), 0 when idle."""
+        return 0 if self.serving.is_idle else self.batches.running
+
+    @property
+    def cache_hit_rate(self) -> float:
+        """Share of all prompt tokens that were cached."""
+        prompt_tokens = sum(self.stats.prompt_tokens.values())
+        return self.stats.cached_tokens / prompt_tokens if prompt_tokens else 0.0
+
+    def _abort(self, request_id: str) -> None:
+        served = self._served[request_id]
+        self.serving.abort(served.name)
+        self.stats.aborted += 1
+        served.reply.abort(self.clock.now_s())
+
+    def _on_batch(self, batch: BatchReport) -> None:
+        self.batches.record(batch)
+        self.stats.record_batch(batch)
+
+    def _on_late(self, late_s: float) -> None:
+        self.log.write(
+            f"The emulation is {late_s * 1000:.0f} ms of real time behind its schedule; "
+            "a smaller --time-scale gives it more time."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _Served:
+    """A request under way: its name in the pipeline, and who hears of it."""
+
+    name: str
+    reply: Reply
+
+
+class _Probe:
+    """Waits for the last token of an internal request."""
+
+    def __init__(self) -> None:
+        self.done = asyncio.Event()
+
+    def deliver(self, completion_tokens: int, now_s: float, *, is_last: bool) -> None:
+        del completion_tokens, now_s
+        if is_last:
+            self.done.set()

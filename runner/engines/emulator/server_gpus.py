@@ -1,0 +1,65 @@
+"""The emulated GPUs that one server runs on."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+from runner.clock import Clock
+from runner.engines.emulator.gpu import GpuWriter, gpu_uuids, visible_gpus
+from runner.pipeline import Pipeline
+
+PUBLISH_INTERVAL_S = 0.1
+MIN_PUBLISH_INTERVAL_S = 0.005  # real seconds
+
+
+class ServerGpus:
+    """The GPUs of one server, rank by rank; none are written without a folder."""
+
+    def __init__(self, folder: Path | None, visible_devices: str | None, machine_gpus: int) -> None:
+        self._folder = folder
+        names = gpu_uuids(folder) if folder else ("",) * machine_gpus
+        self._visible = visible_gpus(visible_devices, names)
+        self._writers: tuple[GpuWriter, ...] = ()
+
+    def missing(self, ordinals: Sequence[int]) -> int | None:
+        """The first rank whose GPU (an index among the visible ones) is not there."""
+        for rank, ordinal in enumerate(ordinals):
+            if not 0 <= ordinal < len(self._visible):
+                return rank
+        return None
+
+    def take(self, ordinals: Sequence[int]) -> None:
+        """Appear as a process on these GPUs."""
+        if self._folder:
+            folder = self._folder
+            self._writers = tuple(GpuWriter(folder, self._visible[n]) for n in ordinals)
+
+    def hold(self, memory_bytes: int) -> None:
+        """Hold this much memory on each GPU from now on."""
+        for writer in self._writers:
+            writer.hold(memory_bytes)
+
+    @property
+    def free_bytes(self) -> int | None:
+        """What other processes leave on the fullest of the GPUs; None when nobody looks."""
+        return min((writer.free_bytes for writer in self._writers), default=None)
+
+    async def publish(self, pipeline: Pipeline, clock: Clock, ready_s: float) -> None:
+        """Say what the GPUs do, again and again, until cancelled."""
+        if not self._writers:
+            return
+        interval_s = max(clock.wall_duration_s(PUBLISH_INTERVAL_S), MIN_PUBLISH_INTERVAL_S)
+        while True:
+            now_s = clock.now_s()
+            activities = pipeline.gpu_activity(now_s)
+            for writer, activity in zip(self._writers, activities, strict=True):
+                writer.publish(activity, now_s - ready_s)
+            await asyncio.sleep(interval_s)
+
+    def leave(self) -> None:
+        """Be gone from the GPUs."""
+        for writer in self._writers:
+            writer.leave()
+        self._writers = ()

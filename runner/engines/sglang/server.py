@@ -1,0 +1,347 @@
+"""One SGLang server, from its start to the end of its last process.
+
+Drives real SGLang and the emulated server alike: both are programs with SGLang's flags, log lines
+and HTTP. A server is started once; after `stop` (or `request_stop`) it can only be stopped.
+"""
+
+from __future__ import annotations
+
+import shlex
+import threading
+import uuid
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from runner.clock import Clock
+from runner.engines.lease import Driver, Lease, boot_id, remove_lease, write_lease
+from runner.engines.ports import HeldPorts, hold_ports
+from runner.engines.processes import ProcessGroup
+from runner.engines.sglang.control import Control
+from runner.engines.sglang.flags import internal_states, render, resolved_params
+from runner.engines.sglang.link import Link, PortTakenError
+from runner.engines.sglang.logs import LogReader
+from runner.engines.sglang.process import (
+    Command,
+    ServerProcess,
+    inherited_environment,
+    spawn,
+)
+from runner.engines.sglang.start_watch import StartWatch
+from runner.errors import ClusterLost, Infeasible, Interrupted, ServerFailed
+from runner.launch import as_int
+from runner.trial import Params, ParamValue
+
+HOST = "127.0.0.1"
+PORT_TRIES = 4
+IDLE_PROOFS = 2  # empty once may be between two steps of the pipeline
+MIN_GRACE_WALL_S = 2.0
+MIN_DRAIN_WALL_S = 3.0
+LAST_ABORT_WALL_S = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class ServerProgram:
+    """How servers are started, and how long each step may take (seconds of `clock`).
+
+    `stall_limit_s`: a start that long without a log line and without CPU use hangs.
+    """
+
+    argv: tuple[str, ...]
+    env: Mapping[str, str]
+    clock: Clock
+    start_deadline_s: float
+    stall_limit_s: float = 600.0
+    drain_deadline_s: float = 60.0
+    stop_grace_s: float = 25.0
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """One server of a launch. `gpu_indices` are the machine's own numbers, for the lease.
+
+    `driver` is the process that makes this value, wherever the server is then started.
+    """
+
+    index: int
+    launch_number: int
+    server_args: Params
+    gpu_indices: tuple[int, ...]
+    visible_devices: str
+    program: ServerProgram
+    log_path: Path
+    lease_folder: Path
+    driver: Driver = field(default_factory=Driver.here)
+
+
+@dataclass(frozen=True, slots=True)
+class ServerStarted:
+    """A server that is ready. `command` is what a person would type to start it again."""
+
+    url: str
+    port: int
+    pid: int
+    command: str
+    server_info: Mapping[str, object]
+    phase_s: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A server that is ready, and what it resolved to at its start."""
+
+    link: Link
+    control: Control
+    at_start: Params
+
+
+class Server:
+    """One server. `request_stop`, `stop` and `check_alive` may be called from any thread.
+
+    Args:
+        spec: What to start, and where its log and lease go.
+        hold: Where free ports come from.
+    """
+
+    def __init__(self, spec: ReplicaSpec, hold: Callable[[int], HeldPorts] = hold_ports) -> None:
+        self._spec = spec
+        self._hold = hold
+        self._clock = spec.program.clock
+        self._log_path = str(spec.log_path)
+        self._lock = threading.RLock()
+        self._stop = threading.Event()
+        self._undo = ExitStack()
+        self._running: _Running | None = None
+        self._changed: set[str] = set()
+
+    def start(self) -> ServerStarted:
+        """Start the server and wait until it has answered a real request.
+
+        Raises:
+            Infeasible: The setting cannot run here.
+            ServerFailed: The server crashed, hung, or was not ready by its deadline.
+            ClusterLost: Every port that was tried was taken by another program.
+            Interrupted: `request_stop` or `stop` was called.
+        """
+        with self._lock:
+            if self._running is not None:
+                raise RuntimeError("a server is started once")
+            for _ in range(PORT_TRIES):
+                if self._stop.is_set():
+                    raise Interrupted("the server was told to stop")
+                try:
+                    return self._start_once()
+                except PortTakenError:
+                    continue
+        raise ClusterLost(
+            f"replica {self._spec.index} of launch {self._spec.launch_number}: {PORT_TRIES} ports "
+            f"in a row were taken by other programs before the server could bind them; see "
+            f"{self._log_path}"
+        )
+
+    def set_live(self, live: Params) -> Params:
+        """Drain, set the live parameters, read them back, empty the cache.
+
+        A parameter that an earlier call has set and this one leaves out gets its first value back.
+        Returns the resolved parameters. Raises Infeasible if the server keeps another value.
+        """
+        with self._lock:
+            self.drain()
+            running = self._require_running()
+            before = {name: running.at_start[name] for name in sorted(self._changed)}
+            wanted = {name: as_int(value) for name, value in {**before, **live}.items()}
+            if wanted:
+                running.link.ask(lambda: running.control.set_internal_state(wanted))
+                self._changed.update(live)
+            info = running.link.ask(running.control.server_info)
+            for name, value in wanted.items():
+                self._check_applied(info, name, value)
+            if not running.link.ask(running.control.flush_cache):
+                raise running.link.failed("the server is busy right after it was drained")
+            return self._resolved(info)
+
+    def drain(self) -> None:
+        """Abort what runs or waits; returns when the server is proven idle."""
+        with self._lock:
+            running = self._require_running()
+            link, control = running.link, running.control
+            limit_s = max(self._spec.program.drain_deadline_s, MIN_DRAIN_WALL_S * self._clock.scale)
+            deadline_s = self._clock.now_s() + limit_s
+            proofs = 0
+            while True:
+                if proofs == 0:
+                    link.ask(control.abort_all)
+                is_idle = link.ask(control.waiting_requests) == 0
+                proofs = proofs + 1 if is_idle and link.ask(control.flush_cache) else 0
+                if proofs == IDLE_PROOFS:
+                    return
+                if self._clock.now_s() > deadline_s:
+                    raise link.failed(f"requests still run {limit_s:.0f} s after all were aborted")
+                link.pause()
+
+    def check_alive(self) -> None:
+        """Raise ServerFailed with the reason if the server, or a part of it, is dead."""
+        self._require_running().link.check_alive()
+
+    def request_stop(self) -> None:
+        """Make start, set_live and drain raise Interrupted promptly, now and from now on."""
+        self._stop.set()
+
+    def stop(self) -> None:
+        """End every process of the server; safe at any point, and twice."""
+        self._stop.set()
+        with self._lock:
+            if self._running is not None:
+                self._abort_all(self._running.control.url)
+            self._undo.close()
+
+    def _start_once(self) -> ServerStarted:
+        """One try. What is undone if it fails is what `stop` undoes if it does not."""
+        with ExitStack() as undo:
+            ports = self._hold(2)
+            undo.callback(ports.release)
+            command = self._command(*ports.numbers)
+            started_s = self._clock.now_s()
+            process = self._spawn(command, ports.numbers[0], undo)
+            log = LogReader(self._spec.log_path, process.log_start_bytes)
+            link = Link(process, log, self._clock, self._stop)
+            undo.callback(link.close)
+            control = Control(f"http://{HOST}:{ports.numbers[0]}", self._log_path)
+            undo.callback(control.close)
+            watch = StartWatch(process, log, self._clock, started_s)
+            info = self._await_ready(link, control, watch, ports.numbers)
+            link.is_ready = True
+            self._running = _Running(link, control, self._resolved(info))
+            self._undo = undo.pop_all()
+        return ServerStarted(
+            url=control.url,
+            port=ports.numbers[0],
+            pid=process.pid,
+            command=self._shown(command),
+            server_info=info,
+            phase_s=watch.phases.durations_s(self._clock.now_s()),
+        )
+
+    def _spawn(self, command: Command, port: int, undo: ExitStack) -> ServerProcess:
+        """Start the process, with its lease; undoing ends it and then removes the lease."""
+        leases: list[Lease] = []
+
+        def lease(group: ProcessGroup) -> None:
+            leases.append(self._lease(group, port))
+            write_lease(self._spec.lease_folder, leases[0])
+
+        process = spawn(command, before_exec=lease)
+        undo.callback(self._end, process, leases[0])
+        return process
+
+    def _await_ready(
+        self, link: Link, control: Control, watch: StartWatch, ports: tuple[int, ...]
+    ) -> Mapping[str, object]:
+        """Wait until the server says that it is up and proves it; returns /server_info."""
+        limit_s, stall_s = self._spec.program.start_deadline_s, self._spec.program.stall_limit_s
+        while not link.ask(control.is_healthy):
+            watch.look()
+            if watch.elapsed_s() > limit_s:
+                raise link.failed(f"the server was not ready {limit_s:.0f} s after its start")
+            if watch.stalls(stall_s):
+                raise link.failed(
+                    f"the server hangs while starting: for {stall_s:.0f} s it has neither logged "
+                    "nor computed"
+                )
+            link.pause()
+        info = link.ask(control.server_info)
+        if (info.get("port", ports[0]), info.get("nccl_port", ports[1])) != ports:
+            raise PortTakenError("another SGLang server answers here")
+        link.ask(control.generate_one)
+        watch.look()
+        return info
+
+    def _check_applied(self, info: Mapping[str, object], name: str, asked: int) -> None:
+        kept = [state.get(name) for state in internal_states(info)] or [info.get(name)]
+        wrong = [value for value in kept if value != asked]
+        if not wrong:
+            return
+        resolved = self._resolved(info)
+        highest = as_int(resolved.get("max_running_requests", 0)) // as_int(
+            resolved.get("pp_size", 1)
+        )
+        why = "was refused" if 1 <= asked <= highest else f"is outside 1..{highest}"
+        raise Infeasible(f"the server kept {name} {wrong[0]}; {asked} {why}", self._log_path)
+
+    def _end(self, process: ServerProcess, lease: Lease) -> None:
+        """End the group: a server that was ready may leave in order, any other is killed."""
+        grace_wall_s = 0.0
+        if self._running is not None:
+            wall_s = self._clock.wall_duration_s(self._spec.program.stop_grace_s)
+            grace_wall_s = max(MIN_GRACE_WALL_S, wall_s)
+        if not process.end(grace_wall_s):
+            raise ClusterLost(
+                f"server {process.pid} on GPUs {list(self._spec.gpu_indices)} cannot be killed; "
+                "its GPUs are lost until it is gone"
+            )
+        self._running = None
+        remove_lease(self._spec.lease_folder, lease)
+
+    def _abort_all(self, url: str) -> None:
+        """A server that is told to end first serves what it has, without limit: abort that."""
+        control = Control(url, self._log_path, LAST_ABORT_WALL_S)
+        try:
+            control.abort_all()
+        except ServerFailed:
+            return  # dead or hanging; it is ended the hard way
+        finally:
+            control.close()
+
+    def _require_running(self) -> _Running:
+        if self._stop.is_set():
+            raise Interrupted("the server was told to stop")
+        if self._running is None:
+            raise ServerFailed("the server is not running", self._log_path)
+        return self._running
+
+    def _command(self, port: int, nccl_port: int) -> Command:
+        """The command line; its GPU numbers count from 0 within CUDA_VISIBLE_DEVICES."""
+        own = ["--host", HOST, "--port", str(port), "--nccl-port", str(nccl_port)]
+        devices = {
+            "CUDA_VISIBLE_DEVICES": self._spec.visible_devices,
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        }
+        program = self._spec.program
+        return Command(
+            argv=(*program.argv, *render(self._spec.server_args), *own, "--base-gpu-id", "0"),
+            env={
+                "PYTHONUNBUFFERED": "1",
+                **inherited_environment(),
+                **program.env,
+                **devices,
+            },
+            log_path=self._spec.log_path,
+            token=uuid.uuid4().hex,
+        )
+
+    def _shown(self, command: Command) -> str:
+        shown = {**self._spec.program.env, "CUDA_VISIBLE_DEVICES": self._spec.visible_devices}
+        words = [f"{name}={shlex.quote(value)}" for name, value in shown.items()]
+        return " ".join((*words, shlex.join(command.argv)))
+
+    def _lease(self, group: ProcessGroup, port: int) -> Lease:
+        spec = self._spec
+        return Lease(
+            pid=group.leader.pid,
+            start_time=group.leader.start_time,
+            pgid=group.leader.pid,
+            gpus=spec.gpu_indices,
+            port=port,
+            launch=spec.launch_number,
+            replica=spec.index,
+            driver_pid=spec.driver.process.pid,
+            driver_start_time=spec.driver.process.start_time,
+            driver_host=spec.driver.host,
+            host=Driver.here().host,
+            boot_id=boot_id(),
+            token=group.token,
+        )
+
+    def _resolved(self, info: Mapping[str, object]) -> dict[str, ParamValue]:
+        return dict(resolved_params(info, self._spec.server_args))

@@ -1,0 +1,165 @@
+"""Simulated servers: the pipeline model in virtual time, in this process.
+
+Exact: what a phase of load gives depends on the settings and the plan alone, not on the launch it
+runs on nor on what ran before. So every phase gets fresh pipelines, seeds of its own, and a place
+of its own on the launch's clock, at which it starts however long the phases before it took.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+
+from runner.engines.virtual_load import Engine, VirtualLoad
+from runner.engines.virtual_power import PERIOD_S, MeteredGpus, VirtualMeter
+from runner.errors import ConfigError, Infeasible
+from runner.launch import CAP, as_int
+from runner.pipeline import Pipeline, refusal, resolve, shape_of, start_phases
+from runner.profile import load_profile
+from runner.settings import StudySettings
+from runner.shape import memory_used_bytes
+from runner.trial import LaunchSpec, LoadPlan, LoadProtocol, LoadRun, Params, PowerSample
+
+LEAD_S = 2 * PERIOD_S  # idle time before and after a load, so that samples enclose it
+# No load lasts longer, in units of its longest window (measure/window.py).
+LONGEST_LOAD = 2
+LONGEST_WHOLE_LOAD = 6  # burst and warm-up
+
+
+class SimulatedServers:
+    """The servers of one launch; implements trial.RunningServers."""
+
+    def __init__(self, settings: StudySettings, launch: LaunchSpec) -> None:
+        if settings.engine.profile is None:
+            raise ConfigError("engine.profile: missing; the simulated engine needs a profile")
+        self._profile = load_profile(settings.engine.profile)
+        self._args = launch.server_args
+        self._shape = shape_of(launch.server_args)
+        self._dp_size = as_int(launch.server_args.get("dp_size", 1))
+        self._replicas = launch.replicas
+        self._check(settings, launch)
+        self.resolved = resolve(self._profile, self._shape)
+        self._cap = self.resolved.pp_max_micro_batch_size
+        self.phase_s: Mapping[str, float] = start_phases(self._profile, self._shape).by_name
+        self._gpus = MeteredGpus(
+            self._profile.gpu,
+            tuple(f"GPU-sim-{gpu}" for gpu in range(launch.replicas * launch.gpus_per_replica)),
+            memory_used_bytes(self._profile, self._shape),
+        )
+        self._now_s = 0.0
+        self._samples: tuple[PowerSample, ...] = ()
+
+    def now_s(self) -> float:
+        """The launch's virtual clock."""
+        return self._now_s
+
+    def server_info(self) -> Mapping[str, object]:
+        """What /server_info of a real server would say, as far as it is modelled."""
+        return {
+            "engine": "simulated",
+            "profile": self._profile.name,
+            "model": self._profile.model.name,
+            **self._resolved_params(),
+        }
+
+    def set_live(self, live: Params) -> Params:
+        """Set the cap, or go back to the launch's own when it is not given."""
+        unknown = sorted(set(live) - {CAP})
+        if unknown:
+            raise Infeasible(f"{', '.join(unknown)} cannot be changed on running servers")
+        cap = as_int(live.get(CAP, self.resolved.pp_max_micro_batch_size))
+        limit = self.resolved.max_running_requests // self._shape.pp_size
+        if CAP in live and not 1 <= cap <= limit:
+            raise Infeasible(
+                f"{CAP} {cap} is out of the valid range [1, {limit}] "
+                "(max_running_requests // pp_size)"
+            )
+        self._cap = cap
+        return self._resolved_params()
+
+    def run_load(self, plan: LoadPlan) -> LoadRun:
+        """Drive one phase of load, to its end, on fresh pipelines."""
+        origin_s = place_on_clock(plan)
+        engines = [self._engine(plan, place, origin_s) for place in range(self._engine_count)]
+        # Counters never fall from one phase to the next: before it, the most is assumed.
+        base_j = self._profile.gpu.power_limit_w * origin_s
+        by_gpu = sorted(engines, key=lambda engine: engine.replica)
+        meter = VirtualMeter(self._gpus, [e.pipeline for e in by_gpu], origin_s, base_j)
+        has_cache = not self._args.get("disable_radix_cache", False)
+        load = VirtualLoad(
+            plan, engines, origin_s + LEAD_S, meter.advance, has_prefix_cache=has_cache
+        )
+        run = load.run()
+        self._now_s = max(run.window_end_s, load.ended_s) + LEAD_S
+        meter.advance(self._now_s)
+        self._samples = tuple(meter.samples)
+        return run
+
+    def read_power(self, start_s: float, end_s: float) -> tuple[PowerSample, ...]:
+        """Samples of the last load around a span of it, one beyond each border."""
+        return tuple(
+            sample
+            for sample in self._samples
+            if start_s - PERIOD_S <= sample.time_s <= end_s + PERIOD_S
+        )
+
+    def check_alive(self) -> None:
+        """Simulated servers do not die."""
+
+    @property
+    def _engine_count(self) -> int:
+        return self._replicas * self._dp_size
+
+    def _engine(self, plan: LoadPlan, place: int, origin_s: float) -> Engine:
+        """Engine `place`; consecutive ones are on consecutive replicas."""
+        pipeline = Pipeline(self._profile, self._shape, seed_of(plan, place), origin_s)
+        pipeline.set_cap(self._cap)
+        return Engine(pipeline, place % self._replicas)
+
+    def _resolved_params(self) -> Params:
+        shape, resolved = self._shape, self.resolved
+        return {
+            **self._args,
+            "tp_size": shape.tp_size,
+            "pp_size": shape.pp_size,
+            "dp_size": self._dp_size,
+            "ep_size": shape.ep_size,
+            "pp_async_batch_depth": shape.pp_async_batch_depth,
+            CAP: self._cap,
+            "max_running_requests": resolved.max_running_requests,
+            "max_total_tokens": resolved.max_total_tokens,
+            "chunked_prefill_size": resolved.chunked_prefill_size,
+            "mem_fraction_static": resolved.mem_fraction_static,
+            "attention_backend": resolved.attention_backend,
+            "cuda_graph": shape.cuda_graph,
+            "cuda_graph_max_bs": resolved.cuda_graph_max_bs,
+        }
+
+    def _check(self, settings: StudySettings, launch: LaunchSpec) -> None:
+        reason = refusal(self._profile, self._shape)
+        if reason is not None:
+            raise Infeasible(reason)
+        wanted = launch.replicas * launch.gpus_per_replica
+        found = self._profile.gpus * settings.hardware.nodes
+        if wanted > found:
+            raise Infeasible(
+                f"{launch.replicas} servers need {wanted} GPUs, {self._profile.name} has {found}; "
+                f"set hardware.gpus to {self._profile.gpus}"
+            )
+
+
+def seed_of(plan: LoadPlan, place: int) -> int:
+    """The noise of one engine in one phase, the same on every launch."""
+    digest = hashlib.sha256(f"{plan.seed}/{plan.phase}/{place}".encode()).digest()
+    return int.from_bytes(digest[:8], "big")
+
+
+def place_on_clock(plan: LoadPlan) -> float:
+    """When a phase starts: the warm-up at 0, the rungs (phases that end in a number) after it."""
+    match = re.search(r"(\d+)$", plan.phase)
+    if match is None or plan.is_warmup:
+        return 0.0
+    longest = LONGEST_WHOLE_LOAD if plan.protocol is LoadProtocol.BURST else LONGEST_LOAD
+    first_s = LONGEST_WHOLE_LOAD * plan.max_window_s
+    return float(round(first_s + int(match[1]) * longest * plan.max_window_s))

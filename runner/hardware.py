@@ -1,0 +1,183 @@
+"""A machine with a model on it, as data: what a hardware profile (YAML) says.
+
+Standard library only. The numbers are physical where physics decides (bytes, bandwidth, FLOP/s)
+and measured where software decides (CPU time per launch, latency of a collective).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class GpuHardware:
+    """One GPU, and what it draws.
+
+    `bandwidth_bytes_per_s` and `flop_per_s` are what kernels reach, not what the vendor prints.
+    A GPU that waits for memory draws `memory_bound_w`, one that only computes
+    `compute_bound_w`, one that waits for its peers in a collective `communication_w`; `idle_w`
+    is without a server, `server_idle_w` with an idle one.
+    """
+
+    name: str
+    memory_bytes: int
+    bandwidth_bytes_per_s: float
+    flop_per_s: float
+    idle_w: float
+    server_idle_w: float
+    memory_bound_w: float
+    compute_bound_w: float
+    communication_w: float
+    power_limit_w: float
+    sm_clock_mhz: float
+
+
+@dataclass(frozen=True, slots=True)
+class LinkHardware:
+    """Between GPUs. A ring all-reduce over n GPUs takes 2 (n - 1) steps of `ring_step_s`."""
+
+    ring_step_s: float
+    bandwidth_bytes_per_s: float
+    hop_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFacts:
+    """The model as bytes and operations.
+
+    `shared_bytes` (attention, norms, dense or shared MLP) and `expert_bytes` (one expert) are
+    per layer; `experts` 0 is a dense model. Tokens of a batch agree in part on their experts:
+    n tokens hit as many distinct ones as n ** (1 - routing_overlap) independent tokens.
+    `kv_is_replicated`: every tensor-parallel GPU holds the whole KV cache (MLA).
+    """
+
+    name: str
+    layers: int
+    hidden_size: int
+    attention_heads: int
+    context_length: int
+    shared_bytes: float
+    head_bytes: float
+    experts: int
+    experts_per_token: int
+    expert_bytes: float
+    routing_overlap: float
+    flop_per_token: float
+    kv_bytes_per_token_layer: float
+    kv_is_replicated: bool
+
+    @property
+    def weight_bytes(self) -> float:
+        """All weights; embedding and head count as `head_bytes` each."""
+        layer_bytes = self.shared_bytes + self.experts * self.expert_bytes
+        return self.layers * layer_bytes + 2 * self.head_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class HostCosts:
+    """CPU seconds of a scheduler process.
+
+    Per event-loop iteration with a batch: `schedule_s`, then the launch (`graph_launch_s`, or
+    `eager_layer_s` for each layer), then `result_s` and `result_request_s` per request when a
+    result is processed. `empty_slot_s`: an iteration whose slot is empty. `message_s`: passing
+    a message to the next rank. `is_blocking`: the forward runs in the scheduler's own thread.
+    """
+
+    schedule_s: float
+    graph_launch_s: float
+    eager_layer_s: float
+    result_s: float
+    result_request_s: float
+    empty_slot_s: float
+    message_s: float
+    is_blocking: bool
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCosts:
+    """GPU seconds that are neither bytes nor operations.
+
+    `layer_s`: kernel tails of one layer. `split_cost`: experts cut over n GPUs are read
+    1 + split_cost * log2(n) times slower than whole ones (which expert parallelism keeps).
+    """
+
+    layer_s: float
+    split_cost: float
+
+
+@dataclass(frozen=True, slots=True)
+class Backend:
+    """An attention backend: factors on eager CPU time, on reading KV, on a layer's kernel tails.
+
+    `request_s`: CPU seconds per request and step. `has_graph`: it can run in a CUDA graph.
+    """
+
+    eager_factor: float = 1.0
+    kv_factor: float = 1.0
+    layer_factor: float = 1.0
+    request_s: float = 0.0
+    has_graph: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class StartCosts:
+    """Seconds of a start; `prefill_graphs_s` only without pipeline stages."""
+
+    import_s: float
+    init_s: float
+    load_bytes_per_s: float
+    kv_cache_s: float
+    graph_size_s: float
+    prefill_graphs_s: float
+    warmup_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryCosts:
+    """GPU memory that is neither weights nor KV cache.
+
+    `context_bytes`: CUDA context and communicators. `activation_bytes`: what a forward needs
+    outside the static fraction. `graph_size_bytes`: one captured batch size.
+    """
+
+    context_bytes: int
+    activation_bytes: int
+    graph_size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class ServerDefaults:
+    """What this deployment sets where the user sets nothing; None: SGLang's own rule."""
+
+    attention_backend: str
+    mem_fraction_static: float
+    max_running_requests: int | None = None
+    max_total_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """Seeded relative standard deviations: of one stage's time, and of a whole run."""
+
+    stage: float
+    run: float
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A hardware profile. `refused_backends` says why a backend cannot run here."""
+
+    name: str
+    gpus: int
+    gpu: GpuHardware
+    link: LinkHardware
+    model: ModelFacts
+    host: HostCosts
+    kernels: KernelCosts
+    start: StartCosts
+    memory: MemoryCosts
+    defaults: ServerDefaults
+    noise: Noise
+    backends: Mapping[str, Backend]
+    refused_backends: Mapping[str, str]

@@ -1,0 +1,212 @@
+"""What a driver says while it tunes, and what that adds up to: done, left, best so far.
+
+The driver hands events to a `View`; terminal.py has the views. Nothing here measures or decides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Protocol, TypeAlias
+
+from runner.insight.ranking import rank
+from runner.insight.summary import counted, format_value, short_reason
+from runner.label import setting_label
+from runner.plans import rung_plans
+from runner.settings import StudySettings
+from runner.trial import Params, RungResult, TrialResult
+
+
+@dataclass(frozen=True, slots=True)
+class StudyStarted:
+    """A session begins; `results` are what earlier sessions left, `command` continues the study."""
+
+    settings: StudySettings
+    results: tuple[TrialResult, ...]
+    command: str
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPhase:
+    """A launch enters a phase of its start or stop."""
+
+    launch: int
+    phase: str
+
+
+@dataclass(frozen=True, slots=True)
+class TrialStarted:
+    """A trial begins; its launch may still have to start. `name` is a baseline's."""
+
+    number: int
+    name: str | None
+    params: Params
+
+
+@dataclass(frozen=True, slots=True)
+class RungProgress:
+    """A glimpse of the load that runs now; None: not known."""
+
+    output_throughput: float | None
+    power_w: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class RungDone:
+    """A rung was measured and judged."""
+
+    number: int
+    rung: RungResult
+
+
+@dataclass(frozen=True, slots=True)
+class TrialDone:
+    """A trial has its result, whatever the outcome."""
+
+    result: TrialResult
+
+
+@dataclass(frozen=True, slots=True)
+class StudyEnded:
+    """The session ends: finished, interrupted or stopped."""
+
+    state: str
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """Anything else a user should read."""
+
+    text: str
+
+
+Event: TypeAlias = (
+    StudyStarted
+    | LaunchPhase
+    | TrialStarted
+    | RungProgress
+    | RungDone
+    | TrialDone
+    | StudyEnded
+    | Note
+)
+
+
+class View(Protocol):
+    """Shows a session to a person. May be called from any thread."""
+
+    def handle(self, event: Event) -> None:
+        """Take one event; returns at once."""
+        ...
+
+    def close(self) -> None:
+        """Give the terminal back."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RunningLaunch:
+    """A launch that is starting or stopping, since when in this phase."""
+
+    number: int
+    phase: str
+    since_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class RunningTrial:
+    """The trial under way, the rungs it has behind it and the last glimpse of the next one."""
+
+    number: int
+    name: str | None
+    label: str
+    rungs_done: int = 0
+    glimpse: RungProgress | None = None
+
+
+@dataclass(slots=True)
+class Session:
+    """The state of a live view; `observe` takes every event in order."""
+
+    settings: StudySettings | None = None
+    started_s: float = 0.0
+    done_before: int = 0
+    results: list[TrialResult] = field(default_factory=list)
+    launch: RunningLaunch | None = None
+    trial: RunningTrial | None = None
+
+    def observe(self, event: Event, now_s: float) -> None:
+        """Take one event in; `now_s` is wall time."""
+        match event:
+            case StudyStarted(settings, results):
+                self.settings, self.started_s = settings, now_s
+                self.results, self.done_before = list(results), counted(results)
+            case LaunchPhase(launch, phase):
+                self.launch = RunningLaunch(launch, phase, now_s)
+            case TrialStarted(number, name, params):
+                self.trial = RunningTrial(number, name, setting_label(params))
+            case RungProgress():
+                self.launch = None
+                self.trial = self.trial and replace(self.trial, glimpse=event)
+            case RungDone(_, rung):
+                self.launch = None
+                done = rung.position + 1
+                self.trial = self.trial and replace(self.trial, rungs_done=done, glimpse=None)
+            case TrialDone(result):
+                self.results.append(result)
+                self.launch = self.trial = None
+            case StudyEnded() | Note():
+                pass
+
+    @property
+    def ladder(self) -> tuple[int, ...]:
+        """The concurrencies of a trial in measured order."""
+        if self.settings is None:
+            return ()
+        return tuple(plan.concurrency for plan in rung_plans(self.settings, 0))
+
+    @property
+    def wanted(self) -> int:
+        """How many trials the study asks for."""
+        return 0 if self.settings is None else self.settings.search.trials
+
+    @property
+    def done(self) -> int:
+        """How many of them are done, in all sessions."""
+        return counted(self.results)
+
+    def eta_s(self, now_s: float) -> float | None:
+        """Wall seconds to the last wanted trial, at this session's mean pace; None: no pace yet.
+
+        Re-measurements at the end come on top.
+        """
+        done_here = self.done - self.done_before
+        left = self.wanted - self.done
+        if left <= 0:
+            return 0.0
+        return (now_s - self.started_s) / done_here * left if done_here > 0 else None
+
+    def best_words(self, *, with_setting: bool = True) -> str | None:
+        """`#5 pp8 d8 cap4 graph triton 582 tokens/s at C=32`."""
+        if self.settings is None or (best := rank(self.results, self.settings).best) is None:
+            return None
+        value = format_value(best.values[0], self.settings.objectives[0])
+        label = f" {setting_label(best.params)}" if with_setting else ""
+        return f"#{best.number}{label} {value}"
+
+    def result_words(self, result: TrialResult) -> str:
+        """`#7 pp8 d8 complete, 540 tokens/s at C=32`, or the outcome and its reason."""
+        again = "" if result.repeat_of is None else f" (#{result.repeat_of} again)"
+        what = f"#{result.number}{again} {setting_label(result.params)} {result.outcome}"
+        if result.values and self.settings is not None:
+            return f"{what}, {format_value(result.values[0], self.settings.objectives[0])}"
+        reason = short_reason(result)
+        return f"{what}, {reason}" if reason else what
+
+
+def duration_words(duration_s: float) -> str:
+    """`45 s`, `4 min 10 s`, `2 h 05 min`."""
+    minutes, seconds = divmod(round(duration_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    if hours:
+        return f"{hours} h {minutes:02d} min"
+    return f"{minutes} min {seconds:02d} s" if minutes else f"{seconds} s"

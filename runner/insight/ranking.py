@@ -1,0 +1,193 @@
+"""Which setting won, and what is only noise. Pure: words in, words out.
+
+A setting is one point of the search space: a complete trial and its re-measurements (trials that
+repeat it). Its value is the mean over these measurements.
+
+- Settings that keep every latency limit come before those that do not; among the latter, the
+  smaller violation comes first.
+- An unconfirmed setting never leads: once searched settings were re-measured, the leader is one
+  that was measured as often as any of them. The highest of many single measurements is partly
+  luck, and the finalists were re-measured to take that luck out.
+- Noise is the relative 95 % half-width of one measurement: from the spread between measurements
+  of the same setting where there are any (a single window cannot see it: the state of a pipeline
+  can last longer than a window), else from the half-width each window reports, and never below
+  the precision the study asks for.
+- Contenders are the settings that cannot be told from the leader at that noise. With several
+  objectives they are the settings that no other setting beats in every one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runner.settings import Direction, Objective, StudySettings
+from runner.trial import Outcome, Params, RungResult, TrialResult
+
+STUDENT_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)  # 97.5 %, dof 1 .. 10
+STUDENT_T_BEYOND = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """One setting with all its complete measurements; the first gives it number and name."""
+
+    measurements: tuple[TrialResult, ...]
+
+    @property
+    def result(self) -> TrialResult:
+        """The first measurement."""
+        return self.measurements[0]
+
+    @property
+    def number(self) -> int:
+        return self.result.number
+
+    @property
+    def name(self) -> str | None:
+        """The baseline's name, None for a setting that was searched."""
+        return self.result.name
+
+    @property
+    def params(self) -> Params:
+        return self.result.params
+
+    @property
+    def values(self) -> tuple[float, ...]:
+        """The mean of each objective over the measurements."""
+        columns = zip(*(m.values for m in self.measurements), strict=True)
+        return tuple(_mean(column) for column in columns)
+
+    @property
+    def violation(self) -> float:
+        """By how much the latency limits are missed; 0 when all are kept."""
+        columns = zip(*(m.constraints for m in self.measurements), strict=True)
+        return sum(max(0.0, _mean(column)) for column in columns)
+
+    def rungs_at(self, concurrency: float) -> tuple[RungResult, ...]:
+        """What each measurement saw at one concurrency."""
+        rungs = (rung for m in self.measurements for rung in m.rungs)
+        return tuple(rung for rung in rungs if rung.concurrency == concurrency)
+
+
+@dataclass(frozen=True, slots=True)
+class Ranking:
+    """The settings of a study, best first. `noise` is relative, of one measurement."""
+
+    settings: tuple[Setting, ...]
+    contenders: tuple[Setting, ...]
+    noise: float
+    objectives: tuple[Objective, ...]
+
+    @property
+    def best(self) -> Setting | None:
+        """The leading contender."""
+        return self.settings[0] if self.settings else None
+
+    @property
+    def baselines(self) -> tuple[Setting, ...]:
+        """The measured baselines, in the order they were measured."""
+        named = (setting for setting in self.settings if setting.name is not None)
+        return tuple(sorted(named, key=lambda setting: setting.number))
+
+    def advantage(self, over: Setting, of: Setting) -> float | None:
+        """How many times better `of` is than `over` in the first objective; > 1 is better."""
+        better, worse = of.values[0], over.values[0]
+        if self.objectives[0].direction is Direction.MINIMIZE:
+            better, worse = worse, better
+        return better / worse if worse else None
+
+    def is_noise(self, one: Setting, other: Setting) -> bool:
+        """Whether two settings cannot be told apart in the first objective."""
+        return _is_noise(one, other, self.noise)
+
+
+def rank(results: Sequence[TrialResult], settings: StudySettings) -> Ranking:
+    """Order the complete trials of a study; results may come in any order."""
+    groups = _group(results)
+    noise = _noise(groups, settings)
+    ordered = _order(groups, settings)
+    contenders = _contenders(ordered, noise, settings)
+    return Ranking(tuple(ordered), tuple(contenders), noise, settings.objectives)
+
+
+def origin(result: TrialResult) -> int:
+    """The number of the setting a trial belongs to."""
+    return result.number if result.repeat_of is None else result.repeat_of
+
+
+def _group(results: Sequence[TrialResult]) -> list[Setting]:
+    measured: dict[int, list[TrialResult]] = {}
+    for result in sorted(results, key=lambda result: (result.repeat_of is not None, result.number)):
+        if result.outcome is Outcome.COMPLETE and result.values:
+            measured.setdefault(origin(result), []).append(result)
+    return [Setting(tuple(group)) for group in measured.values()]
+
+
+def _order(groups: Sequence[Setting], settings: StudySettings) -> list[Setting]:
+    """Best first: limits kept, then the first objective; an unconfirmed setting never leads."""
+    sign = -1.0 if settings.objectives[0].direction is Direction.MAXIMIZE else 1.0
+    ordered = sorted(groups, key=lambda s: (s.violation, sign * s.values[0], s.number))
+    pool = [s for s in ordered if s.violation == 0.0] or ordered
+    needed = max((len(s.measurements) for s in pool if s.name is None), default=1)
+    for leader in [s for s in pool if len(s.measurements) >= needed][:1]:
+        ordered.remove(leader)
+        ordered.insert(0, leader)
+    return ordered
+
+
+def _contenders(
+    ordered: Sequence[Setting], noise: float, settings: StudySettings
+) -> Sequence[Setting]:
+    if not ordered:
+        return []
+    leader = ordered[0]
+    rivals = [s for s in ordered if (s.violation > 0.0) == (leader.violation > 0.0)]
+    if len(settings.objectives) > 1:
+        return [s for s in rivals if not any(_dominates(r, s, settings) for r in rivals)]
+    return [s for s in rivals if s is leader or _is_noise(s, leader, noise)]
+
+
+def _dominates(one: Setting, other: Setting, settings: StudySettings) -> bool:
+    """Whether `one` is at least as good in every objective and better in some."""
+    gains = [
+        a - b if objective.direction is Direction.MAXIMIZE else b - a
+        for objective, a, b in zip(settings.objectives, one.values, other.values, strict=True)
+    ]
+    return min(gains) >= 0.0 and max(gains) > 0.0
+
+
+def _is_noise(one: Setting, other: Setting, noise: float) -> bool:
+    count, other_count = len(one.measurements), len(other.measurements)
+    scale = max(abs(one.values[0]), abs(other.values[0]))
+    limit = noise * scale * math.sqrt(1.0 / count + 1.0 / other_count)
+    return abs(one.values[0] - other.values[0]) <= limit
+
+
+def _noise(groups: Sequence[Setting], settings: StudySettings) -> float:
+    squares, freedom = 0.0, 0
+    for setting in groups:
+        mean = setting.values[0]
+        if len(setting.measurements) > 1 and mean:
+            squares += sum((m.values[0] / mean - 1.0) ** 2 for m in setting.measurements)
+            freedom += len(setting.measurements) - 1
+    if freedom:
+        t = STUDENT_T[freedom - 1] if freedom <= len(STUDENT_T) else STUDENT_T_BEYOND
+        return max(settings.measure.precision, t * math.sqrt(squares / freedom))
+    return max(settings.measure.precision, _reported_noise(groups, settings))
+
+
+def _reported_noise(groups: Sequence[Setting], settings: StudySettings) -> float:
+    """The median of the half-widths that the windows report at the first objective's rung."""
+    rungs = [r for s in groups for r in s.rungs_at(settings.objectives[0].concurrency)]
+    widths = sorted(
+        rung.output_throughput_halfwidth / rung.output_throughput
+        for rung in rungs
+        if rung.output_throughput_halfwidth is not None and rung.output_throughput > 0.0
+    )
+    return widths[len(widths) // 2] if widths else 0.0
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

@@ -1,0 +1,181 @@
+"""The report of a study: one JSON document, or a table and a verdict for a person."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from typing import TextIO
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from runner.insight.ranking import rank
+from runner.insight.summary import Row, Summary, Unfinished, format_number, summarize
+from runner.record.codec import encode
+from runner.record.store import StudyState
+from runner.settings import StudySettings
+from runner.trial import TrialResult
+
+PLAIN_WIDTH = 100
+RUNG_WIDTH = 6  # a cell of tokens/s with its padding
+FIXED_WIDTH = 40  # the other cells with their padding, but for the setting
+OBJECTIVE_WIDTH = 10
+LEAST_LABEL_WIDTH, MOST_LABEL_WIDTH = 18, 34
+PADDING = (0, 1, 0, 0)
+STYLES = {"best": "bold green", "~": "green", "slo": "yellow", "": ""}
+LEGEND = {
+    "~": "~ cannot be told from the best at this noise",
+    "slo": "slo misses a latency limit",
+}
+
+
+def report_document(results: Sequence[TrialResult], settings: StudySettings) -> dict[str, object]:
+    """The JSON answer of `runner report`: best, contenders, baselines and every trial."""
+    ranking = rank(results, settings)
+    ordered = sorted(results, key=lambda result: result.number)
+    return {
+        "best": None if ranking.best is None else encode(ranking.best.result),
+        "contenders": [setting.number for setting in ranking.contenders],
+        "baselines": [encode(result) for result in _last_of_each_baseline(ordered)],
+        "trials": [encode(result) for result in ordered],
+    }
+
+
+def print_report(
+    results: Sequence[TrialResult],
+    settings: StudySettings,
+    stream: TextIO,
+    state: StudyState | None = None,
+    home_option: str = "",
+) -> None:
+    """Print the table, best first, then the verdict and what to do next.
+
+    `state` None: not said. `home_option` is put behind each printed command, ` --home /data`.
+    """
+    summary = summarize(results, settings)
+    steps = [f"{words:<19} {command}{home_option}" for words, command in _steps(settings, state)]
+    if stream.isatty():
+        _render(Console(file=stream, highlight=False), summary, state, steps)
+        return
+    buffer = io.StringIO()
+    console = Console(file=buffer, width=PLAIN_WIDTH, color_system=None, highlight=False)
+    _render(console, summary, state, steps)
+    stream.writelines(line.rstrip() + "\n" for line in buffer.getvalue().splitlines())
+
+
+def _render(
+    console: Console, summary: Summary, state: StudyState | None, steps: Sequence[str]
+) -> None:
+    title = f"{summary.name}: {summary.counts}" + (f" ({state})" if state else "")
+    console.print(Text(title, style="bold"))
+    console.print(Text(summary.conditions, style="dim"))
+    if summary.rows:
+        rungs = _shown_rungs(summary, console.width)
+        console.print(_settings_table(summary, rungs))
+        console.print(Text("; ".join(_legend(summary, rungs)), style="dim"))
+    if summary.unfinished:
+        console.print(Text("\nNot measured to the end", style="bold"))
+        console.print(_unfinished_table(summary))
+    console.print()
+    for sentence in summary.verdict:
+        console.print(Text(sentence))
+    console.print()
+    for step in steps:
+        console.print(Text(step), soft_wrap=True)
+
+
+def _shown_rungs(summary: Summary, width: int) -> tuple[int, ...]:
+    longest = max(len(_label(row)) for row in summary.rows)
+    label_width = min(max(longest, LEAST_LABEL_WIDTH), MOST_LABEL_WIDTH)
+    objective_width = 0 if summary.is_objective_shown else OBJECTIVE_WIDTH
+    room = (width - FIXED_WIDTH - label_width - objective_width) // RUNG_WIDTH
+    return choose_rungs(summary.ladder, summary.objective.concurrency, room)
+
+
+def choose_rungs(ladder: Sequence[int], objective: float, room: int) -> tuple[int, ...]:
+    """At least one and at most `room` rungs, ascending.
+
+    The objective's rung comes first, then the ends of the ladder, then the highest.
+    """
+    ends = (min(ladder), max(ladder))
+    wanted = sorted(ladder, key=lambda c: (c != objective, c not in ends, -c))
+    return tuple(sorted(wanted[: max(1, room)]))
+
+
+def _label(row: Row | Unfinished) -> str:
+    return f"{row.label} [{row.baseline}]" if row.baseline else row.label
+
+
+def _settings_table(summary: Summary, shown: Sequence[int]) -> Table:
+    table = Table(box=None, padding=PADDING, pad_edge=False)
+    table.add_column("", no_wrap=True)
+    table.add_column("trial", no_wrap=True, justify="right")
+    table.add_column("setting", min_width=LEAST_LABEL_WIDTH, ratio=1)
+    for concurrency in shown:
+        table.add_column(f"C={concurrency}\ntok/s", justify="right", no_wrap=True)
+    titles = ["power\nW", "\ntok/J", "TTFT\np99 s", "TPOT\np99 ms", "\nn"]
+    if not summary.is_objective_shown:
+        titles.append(summary.objective.metric.replace(".", "\n"))
+    for title in titles:
+        table.add_column(title, justify="right", no_wrap=True)
+    for row in summary.rows:
+        rungs = dict(zip(summary.ladder, row.throughput, strict=True))
+        cells = _cells(row, [rungs[c] for c in shown])
+        cells += [] if summary.is_objective_shown else [Text(format_number(row.objective))]
+        table.add_row(*cells, style=STYLES[row.mark])
+    return table
+
+
+def _cells(row: Row, throughput: Sequence[float | None]) -> list[Text]:
+    tpot_ms = None if row.tpot_p99_s is None else 1000.0 * row.tpot_p99_s
+    cells = [row.mark, f"#{row.number}", _label(row)]
+    cells += [format_number(value) for value in throughput]
+    cells += [format_number(value) for value in (row.power_w, row.tokens_per_joule)]
+    cells += [format_number(row.ttft_p99_s), format_number(tpot_ms), str(row.measurements)]
+    return [Text(cell) for cell in cells]
+
+
+def _legend(summary: Summary, shown: Sequence[int]) -> list[str]:
+    marks = {row.mark for row in summary.rows}
+    notes = ["[name] baseline"] if any(row.baseline for row in summary.rows) else []
+    notes += [words for mark, words in LEGEND.items() if mark in marks]
+    notes.append(f"W, tok/J, TTFT, TPOT at C={summary.objective.concurrency:g}")
+    notes.append("n measurements")
+    if hidden := [str(c) for c in summary.ladder if c not in shown]:
+        notes.append(f"no room for C={', '.join(hidden)}")
+    return notes
+
+
+def _unfinished_table(summary: Summary) -> Table:
+    table = Table(box=None, padding=PADDING, pad_edge=False)
+    table.add_column("trial", justify="right", no_wrap=True)
+    table.add_column("outcome", no_wrap=True)
+    table.add_column("setting", min_width=LEAST_LABEL_WIDTH)
+    table.add_column("reason", overflow="fold", ratio=1)
+    for row in summary.unfinished:
+        cells = (f"#{row.number}", row.outcome.value, _label(row), row.reason)
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def _steps(settings: StudySettings, state: StudyState | None) -> list[tuple[str, str]]:
+    name = settings.name
+    steps = [
+        ("Browse the trials:", f"runner ui {name}"),
+        ("One page to keep:", f"runner report {name} --html {name}.html"),
+    ]
+    if state in (StudyState.STOPPED, StudyState.INTERRUPTED):
+        steps.insert(0, ("Continue:", f"runner resume {name}"))
+    return steps
+
+
+def _last_of_each_baseline(ordered: Sequence[TrialResult]) -> list[TrialResult]:
+    """For each baseline its complete trial, or the last attempt at it; re-measurements aside."""
+    found: dict[str, TrialResult] = {}
+    for result in ordered:
+        if result.name is None or result.repeat_of is not None:
+            continue
+        if result.name not in found or not found[result.name].values:
+            found[result.name] = result
+    return list(found.values())

@@ -1,0 +1,59 @@
+"""How far a study is: its state in a word, its trials in numbers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, TextIO
+
+from runner.insight.live import duration_words
+from runner.insight.ranking import rank
+from runner.insight.summary import counted, format_number
+from runner.label import setting_label
+from runner.record.codec import encode
+from runner.record.store import StudyProgress, StudyState
+from runner.settings import StudySettings
+from runner.trial import Outcome, TrialResult
+
+
+def status_document(
+    results: Sequence[TrialResult], settings: StudySettings, progress: StudyProgress
+) -> dict[str, object]:
+    """The JSON answer of `runner status`; re-measurements are not among the counted trials.
+
+    `eta_s` is what is left at the mean pace of all sessions, None before the first trial.
+    A study whose driver was killed in its first session counts as interrupted.
+    """
+    counts = Counter(result.outcome for result in results if result.repeat_of is None)
+    done, wanted = counted(results), settings.search.trials
+    state = progress.state or StudyState.INTERRUPTED
+    is_over = state is StudyState.FINISHED or done >= wanted
+    pace_s = 60.0 * progress.minutes_used / done if done else None
+    best = rank(results, settings).best
+    return {
+        "name": settings.name,
+        "state": state.value,
+        "trials": {
+            **{outcome.value: counts[outcome] for outcome in Outcome},
+            "running": len(progress.running) if state is StudyState.RUNNING else 0,
+            "wanted": wanted,
+        },
+        "best": None if best is None else encode(best.result),
+        "eta_s": 0.0 if is_over else None if pace_s is None else pace_s * (wanted - done),
+    }
+
+
+def print_status(document: Mapping[str, Any], stream: TextIO) -> None:
+    """The same for a person."""
+    counts = dict(document["trials"])
+    wanted = counts.pop("wanted")
+    done = counts["complete"] + counts["pruned"]
+    parts = [f"{count} {word}" for word, count in counts.items() if count]
+    lines = [f"{document['name']}: {document['state']}, {done} of {wanted} trials done"]
+    lines += [", ".join(parts)] if parts else []
+    if best := document["best"]:
+        label = f"#{best['number']} {setting_label(best['params'])}"
+        lines.append(f"best {label}, objective {format_number(best['values'][0])}")
+    if document["eta_s"]:
+        lines.append(f"about {duration_words(document['eta_s'])} left")
+    stream.write("\n".join(lines) + "\n")

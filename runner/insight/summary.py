@@ -1,0 +1,265 @@
+"""What a report says, before it is laid out: rows of numbers and the verdict in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from runner.insight.ranking import Ranking, Setting, rank
+from runner.label import setting_label
+from runner.settings import Objective, StudySettings
+from runner.trial import EngineKind, Lengths, Outcome, RungResult, TrialResult
+
+COUNT_WORDS = {1: "once", 2: "twice"}
+COUNTED = (Outcome.COMPLETE, Outcome.PRUNED)
+ROW_METRICS = ("output_throughput", "power_w", "tokens_per_joule", "ttft_s.p99", "tpot_s.p99")
+MOST_RIVALS = 12
+REASON_LIMIT = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One measured setting; latency, power and efficiency are those of the objective's rung.
+
+    `mark` is "best", "~" (cannot be told from the best), "slo" (misses a limit) or "".
+    """
+
+    number: int
+    label: str
+    baseline: str | None
+    mark: str
+    throughput: tuple[float | None, ...]
+    power: tuple[float | None, ...]
+    power_w: float | None
+    tokens_per_joule: float | None
+    ttft_p99_s: float | None
+    tpot_p99_s: float | None
+    objective: float
+    measurements: int
+
+
+@dataclass(frozen=True, slots=True)
+class Unfinished:
+    """One trial without a value, and why."""
+
+    number: int
+    label: str
+    baseline: str | None
+    outcome: Outcome
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A whole report. `ladder` are the concurrencies of Row.throughput and Row.power, ascending."""
+
+    name: str
+    counts: str
+    conditions: str
+    ladder: tuple[int, ...]
+    objective: Objective
+    rows: tuple[Row, ...]
+    unfinished: tuple[Unfinished, ...]
+    verdict: tuple[str, ...]
+
+    @property
+    def is_objective_shown(self) -> bool:
+        """Whether a row has the objective among its other numbers."""
+        return self.objective.metric in ROW_METRICS
+
+
+def summarize(results: Sequence[TrialResult], settings: StudySettings) -> Summary:
+    """Everything a report shows of a study so far."""
+    ranking = rank(results, settings)
+    ladder = tuple(sorted({rung.concurrency for result in results for rung in result.rungs}))
+    return Summary(
+        name=settings.name,
+        counts=count_words(results, settings),
+        conditions=_conditions(settings),
+        ladder=ladder,
+        objective=settings.objectives[0],
+        rows=tuple(_row(setting, ranking, ladder) for setting in ranking.settings),
+        unfinished=tuple(_unfinished(results)),
+        verdict=tuple(_verdict(ranking, results)),
+    )
+
+
+def counted(results: Iterable[TrialResult]) -> int:
+    """How many trials count towards search.trials: complete or pruned, re-measurements not."""
+    return sum(result.outcome in COUNTED and result.repeat_of is None for result in results)
+
+
+def count_words(results: Sequence[TrialResult], settings: StudySettings) -> str:
+    """For example `20 of 20 trials: 17 complete, 3 pruned; 4 re-measurements, 1 infeasible`."""
+    counts = Counter(result.outcome for result in results if result.repeat_of is None)
+    repeats = sum(result.repeat_of is not None for result in results)
+    parts = [f"{counts[o]} {o}" for o in COUNTED if counts[o]]
+    rest = [_plural(repeats, "re-measurement")] if repeats else []
+    rest += [f"{counts[o]} {o}" for o in Outcome if counts[o] and o not in COUNTED]
+    text = f"{counted(results)} of {settings.search.trials} trials"
+    text += f": {', '.join(parts)}" if parts else ""
+    return text + (f"; {', '.join(rest)}" if rest else "")
+
+
+def format_number(value: float | None) -> str:
+    """At least three significant digits, no exponent; a dash for what is unavailable."""
+    if value is None:
+        return "-"
+    for limit, digits in ((100.0, 0), (10.0, 1), (1.0, 2)):
+        if abs(value) >= limit:
+            return f"{value:.{digits}f}"
+    return f"{value:.3f}"
+
+
+def format_value(value: float, objective: Objective) -> str:
+    """A value of the objective with its unit and rung."""
+    match objective.metric:
+        case "output_throughput":
+            text = f"{format_number(value)} tokens/s"
+        case "tokens_per_joule":
+            text = f"{format_number(value)} tokens/J"
+        case metric:
+            text = f"{metric} {format_number(value)}"
+    return f"{text} at C={objective.concurrency:g}"
+
+
+def measured_words(setting: Setting) -> str:
+    """`measured twice`."""
+    count = len(setting.measurements)
+    return f"measured {COUNT_WORDS.get(count, f'{count} times')}"
+
+
+def short_reason(result: TrialResult) -> str:
+    """Why a trial has no value, in one line that fits a table."""
+    reason = " ".join((result.reason or "").split())
+    return reason if len(reason) <= REASON_LIMIT else reason[: REASON_LIMIT - 3] + "..."
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
+def _conditions(settings: StudySettings) -> str:
+    """What the numbers hold for; a model's numbers are called that."""
+    engine, workload = settings.engine, settings.workload
+    if engine.kind is EngineKind.SGLANG:
+        servers = f"SGLang, {engine.model}"
+    else:
+        servers = f"{engine.kind} {engine.profile}: a model's numbers"
+    prompt, output = _length_words(workload.prompt_tokens), _length_words(workload.output_tokens)
+    return f"{servers}; {workload.protocol}, {prompt} tokens in, {output} out"
+
+
+def _length_words(lengths: Lengths) -> str:
+    match lengths.kind:
+        case "fixed":
+            return f"{lengths.a:g}"
+        case "uniform":
+            return f"{lengths.a:g} to {lengths.b:g}"
+        case "normal":
+            return f"{lengths.a:g} (sd {lengths.b:g})"
+        case kind:
+            return kind
+
+
+def _row(setting: Setting, ranking: Ranking, ladder: Sequence[int]) -> Row:
+    objective = ranking.objectives[0]
+    rungs = setting.rungs_at(objective.concurrency)
+    return Row(
+        number=setting.number,
+        label=setting_label(setting.params),
+        baseline=setting.name,
+        mark=_mark(setting, ranking),
+        throughput=tuple(_mean(r.output_throughput for r in setting.rungs_at(c)) for c in ladder),
+        power=tuple(_mean(r.power_w for r in setting.rungs_at(c)) for c in ladder),
+        power_w=_mean(rung.power_w for rung in rungs),
+        tokens_per_joule=_mean(rung.tokens_per_joule for rung in rungs),
+        ttft_p99_s=_mean(_p99s(rungs, "ttft_s")),
+        tpot_p99_s=_mean(_p99s(rungs, "tpot_s")),
+        objective=setting.values[0],
+        measurements=len(setting.measurements),
+    )
+
+
+def _mark(setting: Setting, ranking: Ranking) -> str:
+    if setting is ranking.best:
+        return "best"
+    if setting.violation > 0.0:
+        return "slo"
+    return "~" if setting in ranking.contenders else ""
+
+
+def _p99s(rungs: Sequence[RungResult], metric: str) -> Iterable[float]:
+    distributions = (rung.ttft_s if metric == "ttft_s" else rung.tpot_s for rung in rungs)
+    return (distribution.p99 for distribution in distributions if distribution is not None)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def _unfinished(results: Sequence[TrialResult]) -> Iterable[Unfinished]:
+    again = {r.retry_of: r.number for r in results if r.retry_of is not None}
+    for result in sorted(results, key=lambda result: result.number):
+        if result.outcome is Outcome.COMPLETE:
+            continue
+        reason = _pruned_reason(result) or short_reason(result)
+        if result.number in again:
+            reason += f" (measured again as #{again[result.number]})"
+        label = setting_label(result.params)
+        yield Unfinished(result.number, label, result.name, result.outcome, reason.strip())
+
+
+def _pruned_reason(result: TrialResult) -> str:
+    """How far a pruned trial came; the whole reason is in its result."""
+    if result.outcome is not Outcome.PRUNED or not result.rungs:
+        return ""
+    last = max(result.rungs, key=lambda rung: rung.position)
+    throughput = format_number(last.output_throughput)
+    return f"clearly behind after C={last.concurrency}: {throughput} tokens/s"
+
+
+def _verdict(ranking: Ranking, results: Sequence[TrialResult]) -> Iterable[str]:
+    best, objective = ranking.best, ranking.objectives[0]
+    if best is None:
+        yield "No setting was measured to its end, so there is no best one."
+        return
+    title = f"Best: #{best.number} {setting_label(best.params)}"
+    title += f" (baseline {best.name})" if best.name else ""
+    yield f"{title}: {format_value(best.values[0], objective)}, {measured_words(best)}."
+    if best.violation > 0.0:
+        yield "No setting keeps every latency limit; this one misses them least."
+    for baseline in ranking.baselines:
+        if baseline is not best:
+            yield _comparison(ranking, best, baseline)
+    measured = {baseline.name for baseline in ranking.baselines}
+    for name in dict.fromkeys(r.name for r in results if r.name and r.name not in measured):
+        yield f"Baseline {name} has no value to compare with; see its reason above."
+    yield _noise_words(ranking)
+
+
+def _comparison(ranking: Ranking, best: Setting, baseline: Setting) -> str:
+    ratio = ranking.advantage(over=baseline, of=best)
+    times = "not comparable with" if ratio is None else f"{ratio:.2f} times"
+    value = format_value(baseline.values[0], ranking.objectives[0])
+    doubt = ", within the noise" if ranking.is_noise(best, baseline) else ""
+    limits = ", misses a latency limit" if baseline.violation > 0.0 else ""
+    return (
+        f"  {times} baseline {baseline.name} (#{baseline.number}: {value}, "
+        f"{measured_words(baseline)}{limits}){doubt}."
+    )
+
+
+def _noise_words(ranking: Ranking) -> str:
+    repeats = sum(len(setting.measurements) - 1 for setting in ranking.settings)
+    again = _plural(repeats, "re-measurement")
+    source = f"from {again}" if repeats else "nothing was measured twice"
+    words = f"Noise of one measurement: {100.0 * ranking.noise:.1f} % ({source})."
+    rivals = [f"#{setting.number}" for setting in ranking.contenders if setting is not ranking.best]
+    names = ", ".join(rivals[:MOST_RIVALS]) or "none"
+    names += f" and {len(rivals) - MOST_RIVALS} more" if len(rivals) > MOST_RIVALS else ""
+    if len(ranking.objectives) > 1:
+        return f"{words} Not beaten in every objective either: {names}."
+    return f"{words} Not to be told from the best: {names}."

@@ -1,0 +1,83 @@
+"""The load generator: a blocking door to one phase of load, and the sum of several shards."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable, Sequence
+
+import uvloop
+
+from runner.clock import Clock
+from runner.errors import Interrupted
+from runner.load.client import Target
+from runner.load.phase import LoadProgress, Phase
+from runner.trial import ClientHealth, LoadPlan, LoadRun
+
+__all__ = ["LoadGenerator", "LoadProgress", "merge_runs"]
+
+
+class LoadGenerator:
+    """Drives one plan at a time against servers; reusable for the whole study."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._cancel: Callable[[], object] | None = None
+
+    def run(
+        self,
+        plan: LoadPlan,
+        targets: Sequence[Target],
+        shard: int = 0,
+        shards: int = 1,
+        on_progress: Callable[[LoadProgress], None] | None = None,
+    ) -> LoadRun:
+        """Drive the plan to its end by the window rule.
+
+        Stream i of the plan loads target i modulo their number; shard s of n drives the streams
+        s, s + n, ... What still runs at the end is cut off and aborted on the servers.
+
+        Raises LoadFailed when too many requests fail, and Interrupted after `cancel`.
+        """
+        phase = Phase(plan, targets, self._clock, shard, shards)
+        loop = uvloop.new_event_loop()
+        task = loop.create_task(phase.run(on_progress))
+        with self._lock:
+            self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        try:
+            return loop.run_until_complete(task)
+        except asyncio.CancelledError as err:
+            raise Interrupted("the load was stopped") from err
+        finally:
+            with self._lock:
+                self._cancel = None
+            loop.close()
+
+    def cancel(self) -> None:
+        """From another thread: the run in progress, if any, raises Interrupted soon."""
+        with self._lock:
+            if self._cancel is not None:
+                self._cancel()
+                self._cancel = None
+
+
+def merge_runs(runs: Sequence[LoadRun]) -> LoadRun:
+    """The shards of one phase as one run, over the window they have in common."""
+    if len(runs) == 1:
+        return runs[0]
+    start_s = max(run.window_start_s for run in runs)
+    end_s = min(run.window_end_s for run in runs)
+    return LoadRun(
+        records=tuple(
+            sorted((r for run in runs for r in run.records), key=lambda record: record.send_s)
+        ),
+        started_s=min(run.started_s for run in runs),
+        window_start_s=start_s,
+        window_end_s=max(end_s, start_s),
+        is_steady=end_s > start_s and all(run.is_steady for run in runs),
+        client=ClientHealth(
+            cpu_share=max(run.client.cpu_share for run in runs),
+            max_lag_s=max(run.client.max_lag_s for run in runs),
+        ),
+    )

@@ -1,0 +1,75 @@
+"""Whether the load generator itself was the limit: its share of a core, and how late it ran."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+
+from runner.clock import Clock
+from runner.trial import ClientHealth
+
+TICK_S = 0.01
+LASTING_TICKS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class _Tick:
+    time_s: float
+    wall_s: float
+    cpu_s: float
+    lag_s: float
+
+
+class HealthMonitor:
+    """A callback every 10 ms on the event loop that notes how late it was called.
+
+    CPU time is that of the event loop's own thread: other threads of the process cost us only as
+    lag. Both values are in wall seconds, whatever the scale of the study's clock. A lag counts
+    when three calls in a row suffered it: one stall of the machine is not the client's limit.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._loop = asyncio.get_running_loop()
+        self._ticks: list[_Tick] = []
+        self._due_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._due_s = time.monotonic()
+        self._tick()
+
+    def stop(self) -> None:
+        """Note the last state and end."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+            self._note(0.0)
+
+    def health(self, start_s: float, end_s: float) -> ClientHealth:
+        """The health over a span of the study's clock; over all, if too little of it was seen."""
+        seen = [tick for tick in self._ticks if start_s <= tick.time_s <= end_s]
+        if len(seen) <= LASTING_TICKS:
+            seen = self._ticks
+        wall_s = seen[-1].wall_s - seen[0].wall_s
+        cpu_s = seen[-1].cpu_s - seen[0].cpu_s
+        return ClientHealth(
+            cpu_share=cpu_s / wall_s if wall_s > 0 else 0.0,
+            max_lag_s=lasting_lag_s([tick.lag_s for tick in seen]),
+        )
+
+    def _tick(self) -> None:
+        self._note(max(time.monotonic() - self._due_s, 0.0))
+        self._due_s = time.monotonic() + TICK_S
+        self._timer = self._loop.call_later(TICK_S, self._tick)
+
+    def _note(self, lag_s: float) -> None:
+        self._ticks.append(_Tick(self._clock.now_s(), time.monotonic(), time.thread_time(), lag_s))
+
+
+def lasting_lag_s(lags_s: list[float]) -> float:
+    """The highest lag that every one of three neighbouring calls reached."""
+    triples = zip(lags_s, lags_s[1:], lags_s[2:], strict=False)
+    return max((min(triple) for triple in triples), default=0.0)

@@ -1,0 +1,319 @@
+"""One phase of load in progress: streams or arrivals, what they record, and when they stop."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from runner.clock import Clock
+from runner.errors import LoadFailed
+from runner.load.api import encode, post
+from runner.load.client import Address, Connection, Target
+from runner.load.health import HealthMonitor
+from runner.load.pool import Pool
+from runner.load.reply import Reply
+from runner.load.stock import RequestStock
+from runner.load.workload import PlannedRequest, RequestSource
+from runner.measure.window import Window, WindowRule
+from runner.trial import LoadPlan, LoadProtocol, LoadRun, RequestRecord, RequestStatus
+
+SPARE_CONNECTIONS = 8
+PROGRESS_INTERVAL_S = 0.5  # of the wall
+SHORTEST_LOOK_S = 0.005  # of the wall
+ABORT_DEADLINE_S = 5.0  # of the wall
+FEWEST_ENDED = 20
+MAX_FAILED_SHARE = 0.1
+
+
+@dataclass(frozen=True, slots=True)
+class LoadProgress:
+    """How far a load is, for people to watch; the rate is that of the last half second."""
+
+    now_s: float
+    output_tokens: int
+    finished: int
+    output_throughput: float
+
+
+@dataclass(slots=True)
+class Totals:
+    """Running totals of a load."""
+
+    output_tokens: int = 0
+    finished: int = 0
+    failed: int = 0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Flight:
+    """A request on its way."""
+
+    request: PlannedRequest
+    target: Target
+    connection: Connection
+    reply: Reply
+    send_s: float
+
+
+class Phase:
+    """Drives one plan, or one shard of it, on an event loop of its own."""
+
+    def __init__(
+        self, plan: LoadPlan, targets: Sequence[Target], clock: Clock, shard: int, shards: int
+    ) -> None:
+        if not targets or len({(target.api, target.model) for target in targets}) != 1:
+            raise ValueError("a load needs targets, all with the same interface and model")
+        self._streams = range(shard, plan.concurrency, shards)
+        if not self._streams:
+            raise ValueError(f"{shards} shards for a concurrency of {plan.concurrency}")
+        self._plan = replace(plan, concurrency=len(self._streams))
+        self._clock = clock
+        self._shards = shards
+        self._targets = targets
+        self._source = RequestSource(plan, shard, shards)
+        first = targets[0]
+        self._stock = RequestStock(self._source, first.api, first.model, len(self._streams))
+        self._pools = [Pool(Address.of(target.url), clock) for target in targets]
+        self._totals = Totals()
+        self._records: list[RequestRecord] = []
+        self._flights: set[Flight] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, on_progress: Callable[[LoadProgress], None] | None = None) -> LoadRun:
+        """Drive the load to its end; raises LoadFailed when too many requests fail."""
+        loop = asyncio.get_running_loop()
+        self._stopped: asyncio.Future[Window] = loop.create_future()
+        loop.set_exception_handler(self._note_crash)
+        self._stock.fill()
+        health = HealthMonitor(self._clock)
+        try:
+            await self._connect()
+            started_s = self._clock.now_s()
+            self._rule = WindowRule(self._plan, started_s)
+            health.start()
+            self._start(started_s)
+            self._spawn(self._watch())
+            if on_progress is not None:
+                self._spawn(self._tell(on_progress))
+            window = await self._stopped
+        finally:
+            health.stop()
+            await self._cut()
+        if self._totals.output_tokens == 0:
+            raise LoadFailed(f"no output token came in {window.end_s - started_s:.0f} s of load")
+        return LoadRun(
+            records=tuple(sorted(self._records, key=lambda record: record.send_s)),
+            started_s=started_s,
+            window_start_s=window.start_s,
+            window_end_s=window.end_s,
+            is_steady=window.is_steady,
+            client=health.health(window.start_s, window.end_s),
+        )
+
+    # What is sent.
+
+    async def _connect(self) -> None:
+        for place, pool in enumerate(self._pools):
+            streams = sum(stream % len(self._pools) == place for stream in self._streams)
+            is_open_loop = self._plan.protocol is LoadProtocol.OPEN_LOOP
+            try:
+                await pool.fill(SPARE_CONNECTIONS if is_open_loop else streams)
+            except OSError as err:
+                raise LoadFailed(f"cannot connect to {self._targets[place].url}: {err}") from err
+
+    def _start(self, started_s: float) -> None:
+        plan = self._plan
+        if plan.protocol is LoadProtocol.OPEN_LOOP and not plan.is_warmup:
+            self._spawn(self._stock.keep_full())
+            self._spawn(self._arrive(started_s))
+            return
+        is_single = plan.is_warmup or plan.protocol is LoadProtocol.BURST
+        for stream in self._streams:
+            place = stream % len(self._targets)
+            self._spawn(self._request(place) if is_single else self._repeat(place))
+        if not is_single:
+            self._spawn(self._stock.keep_full())
+
+    async def _repeat(self, place: int) -> None:
+        while True:
+            await self._request(place)
+
+    async def _arrive(self, started_s: float) -> None:
+        """Poisson arrivals; every shard walks through all arrivals and sends its own."""
+        if self._plan.rate is None or self._plan.rate <= 0:
+            raise ValueError("an open loop needs a rate above 0")
+        due_s, arrival = started_s, 0
+        while True:
+            due_s += self._source.arrival_gap(arrival) / self._plan.rate
+            if arrival % self._shards == self._streams.start:
+                wait_s = self._clock.wall_duration_s(due_s - self._clock.now_s())
+                await asyncio.sleep(max(wait_s, 0.0))
+                place = arrival % len(self._targets)
+                self._spawn(self._request(place))
+                if self._pools[place].idle < SPARE_CONNECTIONS // 2:
+                    self._spawn(self._refill(place))
+            arrival += 1
+
+    async def _refill(self, place: int) -> None:
+        try:
+            await self._pools[place].fill(SPARE_CONNECTIONS)
+        except OSError:
+            return  # the next request meets the same error, and it counts there
+
+    async def _request(self, place: int) -> None:
+        """Send one request to a target and record how it ended."""
+        target, pool = self._targets[place], self._pools[place]
+        request, body = self._stock.take()
+        reply = Reply(self._totals)
+        try:
+            connection = await pool.take()
+        except OSError as err:
+            reply.fail(f"cannot connect to {target.url}: {err}")
+            self._finish(request, target, reply, self._clock.now_s())
+            return
+        address = pool.address
+        data = post(address.name, address.prefix + target.api.path, body)
+        flight = Flight(request, target, connection, reply, connection.begin(data, reply))
+        self._flights.add(flight)
+        await connection.end()
+        pool.give_back(connection)
+        self._flights.discard(flight)
+        self._finish(request, target, reply, flight.send_s)
+
+    # What is recorded.
+
+    def _finish(self, request: PlannedRequest, target: Target, reply: Reply, send_s: float) -> None:
+        now_s = self._clock.now_s()
+        if reply.error is None and reply.last_s is not None:
+            self._record(request, target, reply, send_s, reply.last_s, RequestStatus.OK)
+        else:
+            self._record(request, target, reply, send_s, now_s, RequestStatus.FAILED)
+            self._totals.failed += 1
+        self._totals.finished += 1
+        self._check_failures()
+        self._look(now_s)
+
+    def _record(
+        self,
+        request: PlannedRequest,
+        target: Target,
+        reply: Reply,
+        send_s: float,
+        end_s: float,
+        status: RequestStatus,
+    ) -> None:
+        prompt_tokens, cached_tokens = reply.usage()
+        self._records.append(
+            RequestRecord(
+                request_id=request.request_id,
+                replica=target.replica,
+                send_s=send_s,
+                first_token_s=reply.token_s[0] if reply.token_s else None,
+                end_s=end_s,
+                token_s=tuple(reply.token_s),
+                prompt_tokens=request.prompt_tokens if prompt_tokens is None else prompt_tokens,
+                output_tokens=len(reply.token_s),
+                wanted_tokens=request.output_tokens,
+                cached_tokens=cached_tokens,
+                status=status,
+                error=reply.error if status is RequestStatus.FAILED else None,
+            )
+        )
+
+    def _check_failures(self) -> None:
+        """Give up when all of the first requests failed, or over 10 % of at least 20.
+
+        A failure comes sooner than a whole reply, so every stream has its say first.
+        """
+        ended, failed = self._totals.finished, self._totals.failed
+        is_start_lost = failed == ended >= self._plan.concurrency
+        is_enough = ended >= max(FEWEST_ENDED, self._plan.concurrency)
+        is_too_many = is_enough and failed > MAX_FAILED_SHARE * ended
+        if (is_start_lost or is_too_many) and not self._stopped.done():
+            errors = [record.error for record in self._records if record.error is not None]
+            message = f"{failed} of {ended} requests failed; the first: {errors[0]}"
+            self._stopped.set_exception(LoadFailed(message))
+
+    # When it stops.
+
+    async def _watch(self) -> None:
+        interval_s = self._clock.wall_duration_s(self._rule.check_interval_s)
+        while True:
+            await asyncio.sleep(max(interval_s, SHORTEST_LOOK_S))
+            self._look(self._clock.now_s())
+
+    def _look(self, now_s: float) -> None:
+        window = self._rule.observe(now_s, self._totals.output_tokens, self._totals.finished)
+        if window is not None and not self._stopped.done():
+            self._stopped.set_result(window)
+
+    async def _tell(self, on_progress: Callable[[LoadProgress], None]) -> None:
+        before_s, before = self._clock.now_s(), 0
+        while True:
+            await asyncio.sleep(PROGRESS_INTERVAL_S)
+            now_s, tokens = self._clock.now_s(), self._totals.output_tokens
+            rate = (tokens - before) / (now_s - before_s)
+            on_progress(LoadProgress(now_s, tokens, self._totals.finished, rate))
+            before_s, before = now_s, tokens
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._reap)
+
+    def _reap(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (err := task.exception()) is not None:
+            self._crash(err)
+
+    def _note_crash(self, _: asyncio.AbstractEventLoop, context: dict[str, Any]) -> None:
+        """An error in a callback of the event loop, which nobody awaits."""
+        error = context.get("exception")
+        self._crash(error if error is not None else RuntimeError(context["message"]))
+
+    def _crash(self, error: BaseException) -> None:
+        if not self._stopped.done():
+            self._stopped.set_exception(error)
+
+    async def _cut(self) -> None:
+        """Stop sending, record what still runs as cut, and let the servers forget it."""
+        tasks = tuple(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        now_s = self._clock.now_s()
+        running = sorted(self._flights, key=lambda flight: flight.send_s)
+        self._flights.clear()
+        for flight in running:
+            self._record(
+                flight.request, flight.target, flight.reply, flight.send_s, now_s, RequestStatus.CUT
+            )
+            flight.connection.close()
+        for pool in self._pools:
+            pool.close()
+        for place, target in enumerate(self._targets):
+            ids = [f.request.request_id for f in running if f.target is target]
+            if ids:
+                await self._abort(self._pools[place].address, ids)
+
+    async def _abort(self, address: Address, request_ids: Sequence[str]) -> None:
+        """Ask a server to drop our requests. A server that cannot answer is found out elsewhere.
+
+        A lone generator drops everything, which also ends requests the server lost sight of; one
+        of several shards drops only its own.
+        """
+        bodies: list[dict[str, object]] = [{"rid": each} for each in request_ids]
+        if self._shards == 1:
+            bodies = [{"rid": "", "abort_all": True}]
+        try:
+            async with asyncio.timeout(ABORT_DEADLINE_S):
+                connection = await Connection.open(address, self._clock)
+                for body in bodies:
+                    data = post(address.name, f"{address.prefix}/abort_request", encode(body))
+                    connection.begin(data, Reply(Totals()))
+                    await connection.end()
+                connection.close()
+        except (OSError, TimeoutError):
+            return

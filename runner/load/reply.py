@@ -1,0 +1,156 @@
+"""One server reply, read as it arrives: server-sent events whose usage field counts the tokens.
+
+The time stamps are those of the socket reads; the counts are the server's `completion_tokens`,
+cumulative, never the number of chunks. JSON is parsed once per request, at its end: per event one
+byte search finds the count. A quoted key cannot occur inside a JSON string (its quotes would be
+escaped), so the search cannot be fooled by generated text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Final, Protocol
+
+_COUNT_KEY: Final = b'"completion_tokens":'
+_NUMBER: Final = re.compile(rb"\s*(\d+)")
+_EVENT_END: Final = b"\n\n"
+_HTTP_OK: Final = 200
+_LONGEST_ERROR: Final = 300
+
+
+class TokenCounter(Protocol):
+    """Whoever wants the running total of output tokens."""
+
+    output_tokens: int
+
+
+class Reply:
+    """What the server has said so far about one request."""
+
+    __slots__ = (
+        "_before_last",
+        "_count",
+        "_last",
+        "_tail",
+        "_total",
+        "error",
+        "is_done",
+        "last_s",
+        "token_s",
+    )
+
+    def __init__(self, total: TokenCounter) -> None:
+        self.token_s: list[float] = []
+        self.error: str | None = None
+        self.is_done = False
+        self.last_s: float | None = None
+        self._total = total
+        self._count = 0
+        self._tail = b""
+        self._last = b""
+        self._before_last = b""
+
+    def feed(self, body: bytes, now_s: float) -> None:
+        """Take the next bytes of the body, read from the socket at `now_s`."""
+        self.last_s = now_s
+        if self._tail:
+            body = self._tail + body
+        end = body.rfind(_EVENT_END)
+        if end < 0:
+            self._tail = body
+            return
+        self._tail = body[end + 2 :]
+        for event in body[:end].split(_EVENT_END):
+            place = event.rfind(_COUNT_KEY)
+            if place < 0:
+                self._take_other(event)
+                continue
+            number = _NUMBER.match(event, place + len(_COUNT_KEY))
+            if number is None:
+                self.fail(f"a token count cannot be read: {_shorten(event)}")
+                continue
+            self._before_last, self._last = self._last, event
+            new = int(number[1]) - self._count
+            if new > 0:
+                self._count += new
+                self._total.output_tokens += new
+                self.token_s.extend([now_s] * new)
+
+    def fail(self, error: str) -> None:
+        """Note why this request failed; the first cause stays."""
+        if self.error is None:
+            self.error = error
+
+    def complete(self, http_status: int) -> None:
+        """The reply has ended as HTTP wants; find out whether it is what was asked for."""
+        if http_status != _HTTP_OK:
+            self.fail(f"HTTP {http_status}: {_message(self._tail)}")
+        elif self.error is None and not self.is_done:
+            self.fail("the stream ended without [DONE]")
+        elif self.error is None:
+            self._check_finish()
+
+    def usage(self) -> tuple[int | None, int]:
+        """(prompt tokens, cached tokens) as the last event says; None: it does not say."""
+        event = _event_json(self._last)
+        usage = event.get("meta_info") or event.get("usage")
+        if not isinstance(usage, dict):
+            return None, 0
+        cached = usage.get("cached_tokens")
+        details = usage.get("prompt_tokens_details")
+        if isinstance(details, dict):
+            cached = details.get("cached_tokens")
+        prompt = usage.get("prompt_tokens")
+        return prompt if isinstance(prompt, int) else None, cached if isinstance(cached, int) else 0
+
+    def _take_other(self, event: bytes) -> None:
+        """An event without a count: the end mark, an error, or one that says nothing to us."""
+        data = event.strip().removeprefix(b"data:").strip()
+        if data == b"[DONE]":
+            self.is_done = True
+        elif b'"error"' in data:
+            self.fail(f"error in the stream: {_message(data)}")
+
+    def _check_finish(self) -> None:
+        """The reason to finish is in the last event; OpenAI-like streams count once more after."""
+        reason = _finish_reason(self._last) or _finish_reason(self._before_last)
+        if reason is None:
+            self.fail("the stream ended without a finish reason")
+        elif reason not in {"length", "stop"}:
+            self.fail(f"the server finished the request with {reason!r}")
+
+
+def _event_json(event: bytes) -> dict[str, object]:
+    try:
+        found = json.loads(event.strip().removeprefix(b"data:"))
+    except ValueError:
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _finish_reason(event: bytes) -> str | None:
+    found = _event_json(event)
+    holder = found.get("meta_info")
+    choices = found.get("choices")
+    if isinstance(choices, list) and choices:
+        holder = choices[0]
+    if not isinstance(holder, dict):
+        return None
+    reason = holder.get("finish_reason")
+    if isinstance(reason, dict):
+        reason = reason.get("type")
+    return None if reason is None else str(reason)
+
+
+def _message(data: bytes) -> str:
+    """The server's own words in an error body, or its start if it is not of a known form."""
+    found = _event_json(data)
+    error = found.get("error", found)
+    if isinstance(error, dict) and isinstance(error.get("message"), str):
+        return _shorten(error["message"].encode())
+    return _shorten(data) if data else "(no text)"
+
+
+def _shorten(data: bytes) -> str:
+    return data[:_LONGEST_ERROR].decode(errors="replace")

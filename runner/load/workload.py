@@ -1,0 +1,123 @@
+"""Which requests a phase of load sends: lengths and prompts, fixed by (seed, phase, index).
+
+Everything is derived by hashing, so any process can produce the request of any index, and equal
+seeds give equal loads on every machine and Python version. Prompts are token ids. Within a phase
+the first own token of each prompt differs (up to 29,001 requests), so no prefix cache can serve
+them; the leading `shared_prefix` share of a prompt is the same for all phases of a seed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import struct
+from dataclasses import dataclass
+from statistics import NormalDist
+
+from runner.errors import ConfigError
+from runner.trial import Lengths, LoadPlan
+
+LOWEST_TOKEN_ID = 1000
+HIGHEST_TOKEN_ID = 30000
+_TOKEN_IDS = HIGHEST_TOKEN_ID - LOWEST_TOKEN_ID + 1
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedRequest:
+    """One request to send. The first `shared_tokens` of its prompt are common to all requests."""
+
+    request_id: str
+    index: int
+    prompt_tokens: int
+    output_tokens: int
+    shared_tokens: int = 0
+
+
+class RequestSource:
+    """Deals the requests of one plan; shard i of n gets the indices i, i + n, i + 2n, ..."""
+
+    def __init__(self, plan: LoadPlan, shard: int = 0, shards: int = 1) -> None:
+        self._plan = plan
+        self._next_index = shard
+        self._shards = shards
+        self._phase_key = f"{plan.seed}/{plan.phase}"
+        self._phase_id = hashlib.sha256(self._phase_key.encode()).hexdigest()[:12]
+        self._first_id = int(self._phase_id, 16)
+        self._shared: list[int] = []
+
+    def next(self) -> PlannedRequest:
+        """The next request of this shard."""
+        index = self._next_index
+        self._next_index += self._shards
+        return self.request(index)
+
+    def request(self, index: int) -> PlannedRequest:
+        """The request of an index, the same on every call."""
+        draws = _bytes(f"{self._phase_key}/{index}/lengths", 16)
+        prompt_tokens = draw(self._plan.prompt_tokens, _unit(draws[:8]))
+        # Two requests must differ somewhere, so a prompt is never wholly shared.
+        shared_tokens = min(int(prompt_tokens * self._plan.shared_prefix), prompt_tokens - 1)
+        return PlannedRequest(
+            request_id=f"{self._phase_id}-{index:08d}",
+            index=index,
+            prompt_tokens=prompt_tokens,
+            output_tokens=draw(self._plan.output_tokens, _unit(draws[8:])),
+            shared_tokens=shared_tokens,
+        )
+
+    def input_ids(self, request: PlannedRequest) -> list[int]:
+        """The prompt of a request, as token ids."""
+        own = request.prompt_tokens - request.shared_tokens
+        first = LOWEST_TOKEN_ID + (self._first_id + request.index) % _TOKEN_IDS
+        rest = _token_ids(f"{self._phase_key}/{request.index}/prompt", own - 1)
+        return [*self._shared_ids(request.shared_tokens), first, *rest]
+
+    def arrival_gap(self, index: int) -> float:
+        """The time between two Poisson arrivals, in units of the mean gap."""
+        return -math.log1p(-_unit(_bytes(f"{self._phase_key}/{index}/arrival", 8)))
+
+    def _shared_ids(self, count: int) -> list[int]:
+        if count > len(self._shared):
+            # A longer draw starts with the shorter one: the hash is a stream.
+            self._shared = _token_ids(f"{self._plan.seed}/shared", count)
+        return self._shared[:count]
+
+
+def draw(lengths: Lengths, unit: float) -> int:
+    """The token count at quantile `unit` (0 <= unit < 1) of a law; at least 1."""
+    match lengths.kind:
+        case "fixed":
+            tokens = round(lengths.a)
+        case "uniform":
+            low, high = round(lengths.a), round(lengths.b)
+            tokens = low + int(unit * (high - low + 1))
+        case "normal":
+            tokens = round(lengths.a)
+            if lengths.b > 0:
+                tokens = round(NormalDist(lengths.a, lengths.b).inv_cdf(max(unit, 1e-12)))
+        case "recorded":
+            if not lengths.values:
+                raise ConfigError("recorded lengths are empty; give at least one token count")
+            tokens = lengths.values[int(unit * len(lengths.values))]
+        case kind:
+            raise ConfigError(f"unknown law of lengths {kind!r}; known: {', '.join(LAWS)}")
+    return max(tokens, 1)
+
+
+LAWS = ("fixed", "uniform", "normal", "recorded")
+
+
+def _bytes(key: str, count: int) -> bytes:
+    return hashlib.shake_128(key.encode()).digest(count)
+
+
+def _unit(eight: bytes) -> float:
+    """Eight bytes as a number in [0, 1)."""
+    return (int.from_bytes(eight, "little") >> 11) / (1 << 53)
+
+
+def _token_ids(key: str, count: int) -> list[int]:
+    if count <= 0:
+        return []
+    drawn = struct.unpack(f"<{count}I", _bytes(key, 4 * count))
+    return [LOWEST_TOKEN_ID + value % _TOKEN_IDS for value in drawn]

@@ -1,0 +1,274 @@
+"""Every number we answer for, defined once. Times are the client's; counts are the server's.
+
+The window is (window_start_s, window_end_s] of the load (measure/window.py), window_s its length.
+A failed request delivers nothing: its tokens and times count nowhere but in the error count.
+"In the window" is said of the moment named; a request that began earlier can end in it.
+
+output_throughput     output tokens that arrived in the window / window_s (tokens/s)
+total_throughput      the same plus the prompt tokens of requests whose first token arrived in it
+request_throughput    requests that ended OK in the window / window_s
+goodput               of those, the ones that meet every limit of `slo` themselves / window_s; the
+                      percentile of a limit does not matter here (as in aiperf); None without limits
+achieved_concurrency  requests in flight (sent, not ended), averaged over the window (Little's law;
+                      sglang's bench calls sum(e2e) / duration `concurrency`)
+requests, errors      requests that ended OK in the window; requests that failed in the whole load
+ttft_s                first token - send, of requests whose first token arrived in the window; those
+                      cut at the end of the load count too, or long requests would be left out
+e2e_s                 end - send, of requests that ended OK in the window
+tpot_s                (e2e - ttft) / (output_tokens - 1), one value per request that ended OK in the
+                      window with at least two tokens (sglang's, vLLM's and our definition; aiperf
+                      calls it ITL)
+itl_s                 the time between two tokens of a request, the later one in the window. Tokens
+                      that were read together share the time since the read before (as in sglang's
+                      bench), so that the mean does not depend on how the server packs them
+mean, p50, p90, p99   percentiles interpolate linearly between the values (numpy's default)
+energy_j, power_w     sum over every GPU of the launch over the window (measure/power.py); None if
+                      any GPU's is unavailable
+tokens_per_joule      output tokens in the window / energy_j
+joules_per_request    energy_j / requests
+output_throughput_halfwidth  95 %, batch means (measure/window.py); None for a burst, whose rate
+                      rises and falls by nature
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from runner.errors import ConfigError
+from runner.measure.power import energy_over
+from runner.measure.validity import find_reasons
+from runner.measure.window import rate_halfwidth
+from runner.settings import SloLimit
+from runner.trial import (
+    Distribution,
+    LoadPlan,
+    LoadProtocol,
+    LoadRun,
+    RequestRecord,
+    RequestStatus,
+    RungRecord,
+    RungResult,
+)
+
+SCALARS = (
+    "output_throughput",
+    "total_throughput",
+    "request_throughput",
+    "goodput",
+    "achieved_concurrency",
+    "power_w",
+    "energy_j",
+    "tokens_per_joule",
+    "joules_per_request",
+)
+LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
+STATISTICS = ("mean", "p50", "p90", "p99")
+
+Span: TypeAlias = tuple[float, float]
+
+
+def judge_rung(
+    rung: RungRecord, slo: Sequence[SloLimit], plan: LoadPlan | None = None
+) -> RungResult:
+    """All metrics of a rung and whether it was measured fairly.
+
+    `plan` is the plan of its load; None: a closed loop without a shared prefix.
+    """
+    load = rung.load
+    window: Span = (load.window_start_s, load.window_end_s)
+    counts = _count(load, window, slo)
+    gpus = energy_over(rung.power, *window)
+    achieved = _per_second(sum(_overlap_s(r, window) for r in load.records), window)
+    energy_j = _total([gpu.energy_j for gpu in gpus])
+    reasons = find_reasons(rung, plan, achieved, gpus)
+    return RungResult(
+        position=rung.position,
+        concurrency=rung.concurrency,
+        valid=not reasons,
+        reasons=reasons,
+        window_start_s=load.window_start_s,
+        window_s=window[1] - window[0],
+        output_throughput=_per_second(counts.output_tokens, window),
+        output_throughput_halfwidth=_halfwidth(rung, plan),
+        total_throughput=_per_second(counts.output_tokens + counts.prompt_tokens, window),
+        request_throughput=_per_second(counts.requests, window),
+        goodput=_per_second(counts.good_requests, window) if slo else None,
+        achieved_concurrency=achieved,
+        requests=counts.requests,
+        errors=sum(record.status is RequestStatus.FAILED for record in load.records),
+        ttft_s=distribution(_ttfts_s(load, window)),
+        tpot_s=distribution(_some(tpot_s(record) for record in _ended(load, window))),
+        itl_s=distribution(_itls_in_window_s(load, window)),
+        e2e_s=distribution(record.end_s - record.send_s for record in _ended(load, window)),
+        power_w=_total([gpu.power_w for gpu in gpus]),
+        energy_j=energy_j,
+        tokens_per_joule=_ratio(counts.output_tokens, energy_j),
+        joules_per_request=_ratio(energy_j, counts.requests),
+        gpus=gpus,
+    )
+
+
+def metric_value(rung: RungResult, metric: str) -> float | None:
+    """A metric by name, e.g. output_throughput or ttft_s.p99; None: this rung has no value.
+
+    Raises ConfigError for a name that is no metric.
+    """
+    name, _, statistic = metric.partition(".")
+    if name in SCALARS and not statistic:
+        value: float | None = getattr(rung, name)
+        return value
+    if name in LATENCIES and statistic in STATISTICS:
+        latency: Distribution | None = getattr(rung, name)
+        return None if latency is None else float(getattr(latency, statistic))
+    raise ConfigError(
+        f"{metric!r} is no metric; choose one of {', '.join(SCALARS)}, or one of "
+        f"{', '.join(LATENCIES)} followed by .{', .'.join(STATISTICS)}, e.g. ttft_s.p99"
+    )
+
+
+def distribution(values: Iterable[float]) -> Distribution | None:
+    """Mean and percentiles; None when there is no value."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    return Distribution(
+        mean=math.fsum(ordered) / len(ordered),
+        p50=_percentile(ordered, 0.5),
+        p90=_percentile(ordered, 0.9),
+        p99=_percentile(ordered, 0.99),
+    )
+
+
+def tpot_s(record: RequestRecord) -> float | None:
+    """Time per output token after the first; None with fewer than two tokens."""
+    if record.first_token_s is None or record.output_tokens <= 1:
+        return None
+    return (record.end_s - record.first_token_s) / (record.output_tokens - 1)
+
+
+def itls_s(record: RequestRecord) -> Iterator[tuple[float, float]]:
+    """(time of the later token, time between the two) for each two neighbouring tokens."""
+    times_s = record.token_s
+    start = 0
+    while start < len(times_s):
+        end = start + 1
+        while end < len(times_s) and times_s[end] == times_s[start]:
+            end += 1
+        if start > 0:
+            share_s = (times_s[start] - times_s[start - 1]) / (end - start)
+            yield from ((times_s[start], share_s) for _ in range(end - start))
+        start = end
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    output_tokens: int
+    prompt_tokens: int
+    requests: int
+    good_requests: int
+
+
+def _count(load: LoadRun, window: Span, slo: Sequence[SloLimit]) -> _Counts:
+    served = list(_served(load))
+    ended = _ended(load, window)
+    return _Counts(
+        output_tokens=sum(_is_in(time_s, window) for r in served for time_s in r.token_s),
+        prompt_tokens=sum(r.prompt_tokens for r in served if _is_in(r.first_token_s, window)),
+        requests=len(ended),
+        good_requests=sum(all(_meets(record, limit) for limit in slo) for record in ended),
+    )
+
+
+def _served(load: LoadRun) -> Iterator[RequestRecord]:
+    return (record for record in load.records if record.status is not RequestStatus.FAILED)
+
+
+def _ended(load: LoadRun, window: Span) -> list[RequestRecord]:
+    return [
+        record
+        for record in load.records
+        if record.status is RequestStatus.OK and _is_in(record.end_s, window)
+    ]
+
+
+def _is_in(time_s: float | None, window: Span) -> bool:
+    return time_s is not None and window[0] < time_s <= window[1]
+
+
+def _overlap_s(record: RequestRecord, window: Span) -> float:
+    return max(min(record.end_s, window[1]) - max(record.send_s, window[0]), 0.0)
+
+
+def _ttfts_s(load: LoadRun, window: Span) -> Iterator[float]:
+    for record in _served(load):
+        if record.first_token_s is not None and _is_in(record.first_token_s, window):
+            yield record.first_token_s - record.send_s
+
+
+def _itls_in_window_s(load: LoadRun, window: Span) -> Iterator[float]:
+    for record in _served(load):
+        for time_s, itl_s in itls_s(record):
+            if _is_in(time_s, window):
+                yield itl_s
+
+
+def _meets(record: RequestRecord, limit: SloLimit) -> bool:
+    """Whether one request keeps a limit; for itl_s, each of its gaps must."""
+    match limit.metric:
+        case "ttft_s":
+            first_s = record.first_token_s
+            return first_s is not None and first_s - record.send_s <= limit.limit_s
+        case "e2e_s":
+            return record.end_s - record.send_s <= limit.limit_s
+        case "tpot_s":
+            value_s = tpot_s(record)
+            return value_s is None or value_s <= limit.limit_s
+        case "itl_s":
+            return all(itl_s <= limit.limit_s for _, itl_s in itls_s(record))
+        case metric:
+            raise ConfigError(f"slo on {metric!r}; choose one of {', '.join(LATENCIES)}")
+
+
+def _halfwidth(rung: RungRecord, plan: LoadPlan | None) -> float | None:
+    protocol = LoadProtocol.CLOSED_LOOP if plan is None else plan.protocol
+    if protocol is LoadProtocol.BURST:
+        return None
+    load = rung.load
+    return rate_halfwidth(
+        sorted(time_s for record in _served(load) for time_s in record.token_s),
+        sorted(r.end_s for r in load.records if r.status is not RequestStatus.CUT),
+        rung.concurrency if protocol is LoadProtocol.CLOSED_LOOP else None,
+        load.window_start_s,
+        load.window_end_s,
+    )
+
+
+def _percentile(ordered: Sequence[float], share: float) -> float:
+    place = share * (len(ordered) - 1)
+    below = math.floor(place)
+    above = min(below + 1, len(ordered) - 1)
+    return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
+
+
+def _per_second(count: float, window: Span) -> float:
+    length_s = window[1] - window[0]
+    return count / length_s if length_s > 0 else 0.0
+
+
+def _ratio(above: float | None, below: float | None) -> float | None:
+    if above is None or below is None or below <= 0:
+        return None
+    return above / below
+
+
+def _some(values: Iterable[float | None]) -> Iterator[float]:
+    return (value for value in values if value is not None)
+
+
+def _total(values: Sequence[float | None]) -> float | None:
+    """The sum over all GPUs; None if there are none or any is unavailable."""
+    known = list(_some(values))
+    return math.fsum(known) if known and len(known) == len(values) else None

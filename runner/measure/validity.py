@@ -1,0 +1,168 @@
+"""Whether a rung was measured fairly: each unfairness as a reason in plain words.
+
+A rung without reasons is valid. Nothing here is about good or bad numbers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from runner.measure.power import longest_gap_s
+from runner.trial import (
+    GpuEnergy,
+    LoadPlan,
+    LoadProtocol,
+    PowerSample,
+    RequestRecord,
+    RequestStatus,
+    RungRecord,
+)
+
+MAX_CPU_SHARE = 0.9
+MAX_LAG_S = 0.05
+MAX_ERROR_RATE = 0.01
+LOWEST_ACHIEVED = 0.9
+CACHED_MARGIN = 0.05
+
+
+def find_reasons(
+    rung: RungRecord, plan: LoadPlan | None, achieved: float, gpus: Sequence[GpuEnergy]
+) -> tuple[str, ...]:
+    """Every reason why this rung is no fair measurement, in words for the user.
+
+    Args:
+        rung: the raw record.
+        plan: the plan of its load; None: a closed loop without a shared prefix.
+        achieved: its achieved concurrency.
+        gpus: its energy per GPU.
+    """
+    load = rung.load
+    protocol = LoadProtocol.CLOSED_LOOP if plan is None else plan.protocol
+    shared_prefix = 0.0 if plan is None else plan.shared_prefix
+    found: list[str | None] = [
+        None
+        if load.is_steady
+        else "not steady: the token rate still drifted when the longest window ended"
+    ]
+    found += [_silence(rung), _client_cpu(rung), _client_lag(rung)]
+    found += [_errors(load.records), _token_counts(load.records)]
+    found += [_cache(load.records, shared_prefix)]
+    match protocol:
+        case LoadProtocol.CLOSED_LOOP:
+            found += [_concurrency(rung.concurrency, achieved)]
+        case LoadProtocol.OPEN_LOOP:
+            found += [_backlog(rung)]
+        case LoadProtocol.BURST:
+            pass
+    found += _power(rung, gpus)
+    return tuple(reason for reason in found if reason is not None)
+
+
+def _silence(rung: RungRecord) -> str | None:
+    load = rung.load
+    is_heard = any(
+        load.window_start_s < time_s <= load.window_end_s
+        for record in load.records
+        for time_s in record.token_s
+    )
+    return None if is_heard else "no output token arrived in the window"
+
+
+def _client_cpu(rung: RungRecord) -> str | None:
+    share = rung.load.client.cpu_share
+    if share <= MAX_CPU_SHARE:
+        return None
+    return (
+        f"the load generator was the limit: it used {share:.0%} of a core "
+        f"(at most {MAX_CPU_SHARE:.0%}); use more load generators"
+    )
+
+
+def _client_lag(rung: RungRecord) -> str | None:
+    lag_s = rung.load.client.max_lag_s
+    if lag_s <= MAX_LAG_S:
+        return None
+    return (
+        f"the load generator was the limit: it ran {lag_s * 1000:.0f} ms late "
+        f"(at most {MAX_LAG_S * 1000:.0f} ms); leave it more CPU time"
+    )
+
+
+def _errors(records: Iterable[RequestRecord]) -> str | None:
+    ended = [record for record in records if record.status is not RequestStatus.CUT]
+    failed = [record for record in ended if record.status is RequestStatus.FAILED]
+    if len(failed) <= MAX_ERROR_RATE * len(ended):
+        return None
+    return (
+        f"error rate: {len(failed)} of {len(ended)} requests failed "
+        f"(at most {MAX_ERROR_RATE:.0%}); the first: {failed[0].error}"
+    )
+
+
+def _token_counts(records: Iterable[RequestRecord]) -> str | None:
+    ok = [record for record in records if record.status is RequestStatus.OK]
+    wrong = [record for record in ok if record.output_tokens != record.wanted_tokens]
+    if not wrong:
+        return None
+    return (
+        f"{len(wrong)} of {len(ok)} requests returned another number of tokens than asked for; "
+        f"the first: {wrong[0].output_tokens} of {wrong[0].wanted_tokens}"
+    )
+
+
+def _cache(records: Iterable[RequestRecord], shared_prefix: float) -> str | None:
+    ok = [record for record in records if record.status is RequestStatus.OK]
+    prompt_tokens = sum(record.prompt_tokens for record in ok)
+    cached_tokens = sum(record.cached_tokens for record in ok)
+    if cached_tokens <= (shared_prefix + CACHED_MARGIN) * prompt_tokens:
+        return None
+    return (
+        f"the prefix cache served {cached_tokens / prompt_tokens:.0%} of the prompt tokens, "
+        f"but prompts share only {shared_prefix:.0%}"
+    )
+
+
+def _concurrency(offered: int, achieved: float) -> str | None:
+    if achieved >= LOWEST_ACHIEVED * offered:
+        return None
+    return (
+        f"only {achieved:.1f} of {offered} requests were in flight on average "
+        f"(at least {LOWEST_ACHIEVED:.0%})"
+    )
+
+
+def _backlog(rung: RungRecord) -> str | None:
+    load = rung.load
+    start_s, end_s = load.window_start_s, load.window_end_s
+    arrived = sum(start_s < record.send_s <= end_s for record in load.records)
+    finished = sum(
+        start_s < record.end_s <= end_s
+        for record in load.records
+        if record.status is not RequestStatus.CUT
+    )
+    # Arrivals are random: three standard deviations are no sign of a backlog.
+    if finished >= LOWEST_ACHIEVED * arrived - 3 * math.sqrt(arrived):
+        return None
+    return f"the servers did not keep up: {arrived} requests arrived, {finished} finished"
+
+
+def _power(rung: RungRecord, gpus: Sequence[GpuEnergy]) -> list[str]:
+    load = rung.load
+    reasons = [
+        f"GPU {gpu.gpu_uuid} was slowed down by heat or by its power supply"
+        for gpu in gpus
+        if gpu.throttled
+    ]
+    for gpu in gpus:
+        taken = [sample for sample in rung.power if sample.gpu_uuid == gpu.gpu_uuid]
+        if gpu.energy_j is not None or not _offers_power(taken):
+            continue
+        gap_s = longest_gap_s(taken, load.window_start_s, load.window_end_s)
+        reasons.append(f"the power of GPU {gpu.gpu_uuid} was not read for {gap_s:.1f} s")
+    return reasons
+
+
+def _offers_power(taken: Sequence[PowerSample]) -> bool:
+    """Whether the GPU offers power at all: one that does not is unavailable, not unfair."""
+    return any(sample.power_w is not None or sample.energy_j is not None for sample in taken)

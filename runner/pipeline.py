@@ -1,0 +1,323 @@
+"""The pipeline model: how SGLang's event loop fills its pipeline, and what that costs in time.
+
+One `Pipeline` is one server. Pure, no I/O; time goes on only as `step` is called, so it runs in
+virtual time (simulated engine, predict) and in real time (emulated server) alike.
+
+With stages it is SGLang's event_loop_pp: in iteration k every rank visits slot k mod L, where
+L = pp_size + depth. A rank first hears of iteration k from the rank before it, launches its
+stage when that rank's output is there, and then waits for the result of the next slot, which
+the last rank ships `depth` iterations after its launch and which travels around the ring. A
+slot is not launched again before its own result is processed. Without stages it is the normal
+loop, whose CPU work overlaps the GPU's.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from runner.hardware import Profile
+from runner.scheduler import Batch, BatchReport, Limits, PipelineRequest, Scheduler, Token
+from runner.shape import (
+    ResolvedShape,
+    ServerShape,
+    StartPhases,
+    refusal,
+    resolve,
+    shape_of,
+    slots,
+    start_phases,
+)
+from runner.stage import StageModel
+
+__all__ = [
+    "BatchReport",
+    "GpuActivity",
+    "Pipeline",
+    "PipelineRequest",
+    "Profile",
+    "ResolvedShape",
+    "ServerShape",
+    "StartPhases",
+    "Step",
+    "Token",
+    "refusal",
+    "resolve",
+    "shape_of",
+    "slots",
+    "start_phases",
+]
+
+NOISE_DRAWS = 512
+NOISE_STRIDE = 37  # ranks of one launch draw their noise apart
+LOWEST_NOISE = 0.5
+NO_CHUNKS = 1 << 30
+
+
+class Step(NamedTuple):
+    """One iteration of the event loop."""
+
+    tokens: tuple[Token, ...]
+    batches: tuple[BatchReport, ...]
+
+
+EMPTY_STEP = Step((), ())
+
+
+@dataclass(frozen=True, slots=True)
+class GpuActivity:
+    """Cumulative since the server was ready: seconds busy, joules spent (idle power included)."""
+
+    busy_s: float
+    energy_j: float
+
+
+class Pipeline:
+    """One server's event loop on one machine, deterministic in `seed`."""
+
+    def __init__(
+        self, profile: Profile, shape: ServerShape, seed: int, start_s: float = 0.0
+    ) -> None:
+        self.resolved = resolve(profile, shape)
+        self._profile = profile
+        self._start_s = start_s
+        self._ranks = shape.pp_size
+        self._tp_size = shape.tp_size
+        self._depth = shape.pp_async_batch_depth if shape.pp_size > 1 else 0
+        self._scheduler = self._make_scheduler(shape)
+        self._stages = StageModel(profile, shape)
+        self._noise = _noise(profile, seed)
+        self._launches = 0
+        self._iteration = 0
+        self._pending: deque[tuple[float, PipelineRequest]] = deque()
+        self._cpu_s = [start_s] * self._ranks  # end of each rank's last iteration
+        self._heard_s = [start_s] * self._ranks  # when it knew of that iteration's requests
+        self._sent_s = [start_s] * self._ranks  # when it passed results on in it
+        self._gpu_s = [start_s] * self._ranks  # when its GPU is free
+        lag = slots(shape) + self._ranks
+        self._recent: list[Batch | None] = [None] * lag  # newest iteration first
+        self._busy_s = [0.0] * self._ranks
+        self._extra_j = [0.0] * self._ranks  # beyond idle
+        self._polling_w = profile.gpu.communication_w - profile.gpu.server_idle_w
+        # The newest stretches of each GPU: start, end, share of it that is work, extra watts.
+        self._spans: list[deque[tuple[float, float, float, float]]] = [
+            deque(maxlen=8 * lag + 16) for _ in range(self._ranks)
+        ]
+
+    def _make_scheduler(self, shape: ServerShape) -> Scheduler:
+        resolved = self.resolved
+        chunk = resolved.chunked_prefill_size
+        limits = Limits(
+            slots=slots(shape),
+            max_running_requests=resolved.max_running_requests,
+            chunk_tokens=chunk if chunk > 0 else NO_CHUNKS,
+            kv_tokens=resolved.max_total_tokens,
+        )
+        return Scheduler(limits, resolved.pp_max_micro_batch_size)
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether nothing runs, waits or was submitted."""
+        return self._scheduler.is_empty and not self._pending
+
+    @property
+    def running(self) -> int:
+        """Requests that hold a row."""
+        return self._scheduler.rows
+
+    @property
+    def queued(self) -> int:
+        """Requests that wait for admission."""
+        return len(self._scheduler.waiting) + len(self._pending)
+
+    @property
+    def cap(self) -> int:
+        """The cap on a slot's requests as it stands."""
+        return self._scheduler.cap
+
+    def set_cap(self, cap: int) -> None:
+        """Cap further admissions at `cap` requests per slot; slots keep their members."""
+        self._scheduler.cap = cap
+
+    def submit(self, request: PipelineRequest, now_s: float) -> None:
+        """A request reaches rank 0 at `now_s`; iterations that start from then on see it."""
+        place = len(self._pending)
+        while place and self._pending[place - 1][0] > now_s:
+            place -= 1
+        self._pending.insert(place, (now_s, request))
+
+    def abort(self, request_id: str) -> bool:
+        """Drop a request; False when it is not here. A running one leaves with its next result."""
+        for entry in self._pending:
+            if entry[1].request_id == request_id:
+                self._pending.remove(entry)
+                return True
+        return self._scheduler.abort(request_id)
+
+    def abort_all(self) -> None:
+        """Drop every request; step until idle to let the running ones leave."""
+        self._pending.clear()
+        self._scheduler.abort_all()
+
+    def next_step_s(self) -> float | None:
+        """When the next iteration starts; None when there is nothing to do."""
+        if not self._scheduler.is_empty:
+            return self._cpu_s[0]
+        if self._pending:
+            return max(self._cpu_s[0], self._pending[0][0])
+        return None
+
+    def step(self) -> Step:
+        """Run the iteration that starts at `next_step_s`; nothing when there is none."""
+        start_s = self.next_step_s()
+        if start_s is None:
+            return EMPTY_STEP
+        pending, scheduler = self._pending, self._scheduler
+        while pending and pending[0][0] <= start_s:
+            scheduler.submit(pending.popleft()[1])
+        self._cpu_s[0] = start_s
+        slot = scheduler.slots[self._iteration % len(scheduler.slots)]
+        self._iteration += 1
+        batch = scheduler.visit(slot)
+        if batch is not None:
+            self._price(batch)
+        done = self._run_alone(batch) if self._ranks == 1 else self._run_stages(batch)
+        if done is None:
+            return EMPTY_STEP
+        tokens: list[Token] = []
+        report = scheduler.finish(done, self._cpu_s[0], tokens)
+        return Step(tuple(tokens), (report,))
+
+    def gpu_activity(self, until_s: float) -> tuple[GpuActivity, ...]:
+        """Activity of each GPU up to `until_s`, which must be recent; index pp_rank * tp + tp_rank.
+
+        Work that starts before `until_s` but is launched by a later step is counted by then.
+        """
+        idle_j = self._profile.gpu.server_idle_w * (until_s - self._start_s)
+        activities: list[GpuActivity] = []
+        for rank in range(self._ranks):
+            busy_s, extra_j = self._busy_s[rank], self._extra_j[rank]
+            for start_s, end_s, busy, watts in reversed(self._spans[rank]):
+                if end_s <= until_s:
+                    break
+                beyond_s = end_s - max(start_s, until_s)
+                busy_s -= beyond_s * busy
+                extra_j -= beyond_s * watts
+            activities += [GpuActivity(busy_s, idle_j + extra_j)] * self._tp_size
+        return tuple(activities)
+
+    def _price(self, batch: Batch) -> None:
+        """Look up what a new batch will cost."""
+        stages, host = self._stages, self._profile.host
+        is_prefill = batch.is_prefill
+        requests = batch.new_seqs
+        batch.has_graph = stages.has_graph(requests, is_prefill=is_prefill)
+        cost = stages.cost(batch.tokens, requests, has_graph=batch.has_graph)
+        batch.gpu_s, batch.launch_s = cost.gpu_s, cost.launch_s
+        batch.watts = cost.busy_w - self._profile.gpu.server_idle_w
+        batch.result_s = host.result_s + requests * host.result_request_s
+        batch.noise = self._launches
+        self._launches += 1
+
+    def _run_alone(self, batch: Batch | None) -> Batch | None:
+        """The loop without stages: a step takes as long as the slower of its GPU and its CPU."""
+        if batch is None:
+            self._cpu_s[0] += self._profile.host.empty_slot_s
+            return None
+        host = self._profile.host
+        start_s = self._cpu_s[0]
+        noise = self._noise[batch.noise % NOISE_DRAWS]
+        gpu_s = (batch.gpu_s[0] + batch.kv_tokens * self._stages.kv_s[0]) * noise
+        cpu_s = (host.schedule_s + batch.launch_s[0]) * noise + batch.result_s
+        self._record(0, start_s, start_s + gpu_s, batch.watts)
+        if host.is_blocking:
+            self._cpu_s[0] = start_s + gpu_s + cpu_s
+        else:
+            self._cpu_s[0] = start_s + max(gpu_s, cpu_s)
+        return batch
+
+    def _run_stages(self, batch: Batch | None) -> Batch | None:
+        """Iteration k of rank 0, k - 1 of rank 1 and so on; returns what rank 0 has the result of.
+
+        These iterations need nothing later of each other, and all that they need earlier has
+        run: rank r hears of its iteration from rank r - 1, which ran that one a step ago.
+        """
+        recent, heard_s, cpu_s, sent_s = self._recent, self._heard_s, self._cpu_s, self._sent_s
+        message_s, empty_s = self._profile.host.message_s, self._profile.host.empty_slot_s
+        recent.insert(0, batch)
+        recent.pop()
+        # Downwards, so that a rank still finds what the one before it did a step ago. This loop
+        # runs for every rank of every iteration: plain comparisons are faster than max().
+        for rank in range(self._ranks - 1, -1, -1):
+            now_s = cpu_s[rank]
+            if rank and heard_s[rank - 1] + message_s > now_s:
+                now_s = heard_s[rank - 1] + message_s
+            heard_s[rank] = now_s
+            visited = recent[rank]
+            if visited is None:
+                sent_s[rank] = cpu_s[rank] = now_s + empty_s
+            else:
+                self._launch(rank, visited, now_s)
+        return self._take_results()
+
+    def _launch(self, rank: int, batch: Batch, heard_s: float) -> None:
+        """What a visit to a slot with a batch does, up to the launch."""
+        host, gpu_s = self._profile.host, self._gpu_s
+        now_s = heard_s + host.schedule_s
+        ready_s = gpu_s[rank]
+        if rank:
+            # The rank before it sends its output at the end of this same iteration.
+            now_s = max(now_s, self._cpu_s[rank - 1] + host.message_s)
+            ready_s = max(ready_s, gpu_s[rank - 1] + self._profile.link.hop_s)
+        self._sent_s[rank] = now_s
+        noise = self._noise[(batch.noise + rank * NOISE_STRIDE) % NOISE_DRAWS]
+        work_s = (batch.gpu_s[rank] + batch.kv_tokens * self._stages.kv_s[rank]) * noise
+        launched_s = now_s + batch.launch_s[rank] * noise
+        # A graph starts when it is launched; eager kernels start while later ones are launched.
+        begin_s = max(launched_s if batch.has_graph else now_s, ready_s)
+        polls_from_s = max(now_s, gpu_s[rank])
+        if rank and begin_s > polls_from_s:
+            self._poll(rank, polls_from_s, begin_s)
+        self._record(rank, begin_s, begin_s + work_s, batch.watts)
+        gpu_s[rank] = batch.end_s = max(begin_s + work_s, launched_s)
+        self._cpu_s[rank] = batch.end_s if host.is_blocking else launched_s
+        if self._depth == 0:
+            self._sent_s[rank] = self._cpu_s[rank]
+
+    def _take_results(self) -> Batch | None:
+        """Every rank waits for and processes the result of its next slot."""
+        recent, cpu_s, sent_s = self._recent, self._cpu_s, self._sent_s
+        lag = len(recent) - self._ranks - 1
+        hop_s = self._profile.link.hop_s
+        done = recent[lag]
+        if done is not None:
+            # The last rank ships it now, `depth` iterations after it launched it.
+            arrived_s = max(sent_s[-1], done.end_s) + hop_s
+            cpu_s[0] = max(cpu_s[0], arrived_s) + done.result_s
+        for rank in range(1, self._ranks):
+            passed = recent[lag + rank]
+            if passed is not None:
+                cpu_s[rank] = max(cpu_s[rank], sent_s[rank - 1] + hop_s) + passed.result_s
+        return done
+
+    def _record(self, rank: int, start_s: float, end_s: float, watts: float) -> None:
+        self._busy_s[rank] += end_s - start_s
+        self._extra_j[rank] += (end_s - start_s) * watts
+        self._spans[rank].append((start_s, end_s, 1.0, watts))
+
+    def _poll(self, rank: int, start_s: float, end_s: float) -> None:
+        """The kernel that receives from the rank before waits: energy, but no work."""
+        self._extra_j[rank] += (end_s - start_s) * self._polling_w
+        self._spans[rank].append((start_s, end_s, 0.0, self._polling_w))
+
+
+def _noise(profile: Profile, seed: int) -> tuple[float, ...]:
+    """Factors on stage times: one run's common factor times a draw for each launch."""
+    draws = random.Random(seed)
+    run = 1.0 + draws.gauss(0.0, profile.noise.run)
+    stage = profile.noise.stage
+    return tuple(
+        max(run * (1.0 + draws.gauss(0.0, stage)), LOWEST_NOISE) for _ in range(NOISE_DRAWS)
+    )

@@ -1,0 +1,63 @@
+"""From a setting to the phases of load that measure it. Pure."""
+
+from __future__ import annotations
+
+import hashlib
+
+from runner.settings import StudySettings
+from runner.trial import LoadPlan, LoadProtocol
+
+WARMUP = "warmup"
+
+
+def rung_plans(settings: StudySettings, number: int) -> tuple[LoadPlan, ...]:
+    """The rungs of a trial in measured order.
+
+    The rungs of the objectives come first, so that a losing setting can be stopped after them;
+    the others follow from the highest down. Seeds differ by trial, so a repeat sees fresh noise.
+    """
+    return tuple(
+        _plan(settings, number, f"rung-{position}", level)
+        for position, level in enumerate(levels(settings))
+    )
+
+
+def levels(settings: StudySettings) -> tuple[float, ...]:
+    """The ladder (concurrencies, or rates of open_loop) in measured order."""
+    work = settings.workload
+    is_open = work.protocol is LoadProtocol.OPEN_LOOP
+    ladder: tuple[float, ...] = work.rate if is_open else work.concurrency
+    first = [objective.concurrency for objective in settings.objectives]
+    others = sorted((level for level in ladder if level not in first), reverse=True)
+    return (*dict.fromkeys(first), *others)
+
+
+def warmup_plan(settings: StudySettings, number: int) -> LoadPlan:
+    """The warm-up of a trial: the highest rung's streams, one request each, prompts of its own."""
+    return _plan(settings, number, WARMUP, max(r.concurrency for r in rung_plans(settings, number)))
+
+
+def _plan(settings: StudySettings, number: int, phase: str, level: float) -> LoadPlan:
+    work, measure = settings.workload, settings.measure
+    is_open = work.protocol is LoadProtocol.OPEN_LOOP
+    is_warmup = phase == WARMUP
+    return LoadPlan(
+        phase=phase,
+        protocol=LoadProtocol.CLOSED_LOOP if is_warmup else work.protocol,
+        concurrency=max(1, round(level)),
+        rate=level if is_open and not is_warmup else None,
+        prompt_tokens=work.prompt_tokens,
+        output_tokens=work.output_tokens,
+        seed=trial_seed(settings.search.seed, number),
+        shared_prefix=work.shared_prefix,
+        precision=measure.precision,
+        min_window_s=measure.min_window_s,
+        max_window_s=measure.max_window_s,
+        is_warmup=is_warmup,
+    )
+
+
+def trial_seed(study_seed: int, number: int) -> int:
+    """A seed of its own for each trial of each study seed."""
+    digest = hashlib.sha256(f"{study_seed}/{number}".encode()).digest()
+    return int.from_bytes(digest[:4], "big")

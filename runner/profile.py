@@ -1,0 +1,145 @@
+"""Hardware profiles as YAML files: read, checked strictly, turned into frozen dataclasses."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import typing
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError, create_model
+
+from runner.errors import ConfigError
+from runner.hardware import Profile
+
+FOLDER = Path(__file__).parent / "profiles"
+
+
+def profile_names() -> tuple[str, ...]:
+    """The built-in profiles."""
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.yaml")))
+
+
+def load_profile(name: str) -> Profile:
+    """A built-in profile by its name, or the one in a file by a path that ends in .yaml.
+
+    Raises:
+        ConfigError: there is no such profile, or its file is wrong.
+    """
+    path = Path(name) if name.endswith(".yaml") else FOLDER / f"{name}.yaml"
+    if not name.endswith(".yaml") and name not in profile_names():
+        raise ConfigError(
+            f"there is no hardware profile {name!r}; choose one of {', '.join(profile_names())}, "
+            "or give the path of a .yaml file"
+        )
+    return parse_profile(_read(path), str(path))
+
+
+def parse_profile(document: object, place: str) -> Profile:
+    """A profile from a parsed document; `place` names it in messages."""
+    try:
+        checked = _profile_model().model_validate(document)
+    except ValidationError as err:
+        problems = "; ".join(_describe(dict(error)) for error in err.errors())
+        raise ConfigError(f"{place}: {problems}") from err
+    profile: Profile = _build(Profile, checked)
+    _check(profile, place)
+    return profile
+
+
+def _read(path: Path) -> object:
+    try:
+        document: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as err:
+        raise ConfigError(f"{path}: cannot be read: {err.strerror}") from err
+    except (UnicodeDecodeError, yaml.YAMLError) as err:
+        raise ConfigError(f"{path}: not a YAML file: {err}") from err
+    return document
+
+
+@functools.cache
+def _profile_model() -> type[BaseModel]:
+    return _model(Profile)
+
+
+def _model(kind: type[Any]) -> type[BaseModel]:
+    """A strict pydantic model with the fields of a dataclass, so that they are written once."""
+    hints = typing.get_type_hints(kind)
+    fields: dict[str, Any] = {
+        field.name: (
+            _checked_type(hints[field.name]),
+            ... if field.default is dataclasses.MISSING else field.default,
+        )
+        for field in dataclasses.fields(kind)
+    }
+    config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False)
+    return create_model(kind.__name__, __config__=config, **fields)
+
+
+def _checked_type(hint: Any) -> Any:  # noqa: ANN401 - a type expression
+    if isinstance(hint, type) and dataclasses.is_dataclass(hint):
+        return _model(hint)
+    if typing.get_origin(hint) is Mapping:
+        keys, values = typing.get_args(hint)
+        return dict[keys, _checked_type(values)]  # type: ignore[valid-type,misc] # built here
+    return hint
+
+
+def _build(kind: type[Any], checked: BaseModel) -> Any:  # noqa: ANN401 - an instance of `kind`
+    hints = typing.get_type_hints(kind)
+    return kind(
+        **{
+            field.name: _value(hints[field.name], getattr(checked, field.name))
+            for field in dataclasses.fields(kind)
+        }
+    )
+
+
+def _value(hint: Any, value: Any) -> Any:  # noqa: ANN401 - follows the type expression
+    if dataclasses.is_dataclass(hint):
+        return _build(typing.cast("type[Any]", hint), value)
+    if typing.get_origin(hint) is Mapping:
+        return {name: _value(typing.get_args(hint)[1], item) for name, item in value.items()}
+    return value
+
+
+def _describe(error: Mapping[str, Any]) -> str:
+    place = ".".join(str(part) for part in error["loc"]) or "the document"
+    if error["type"] == "extra_forbidden":
+        return f"{place}: unknown key"
+    if error["type"] == "missing":
+        return f"{place}: missing"
+    return f"{place}: {error['msg']}, found {error['input']!r}"
+
+
+def _check(profile: Profile, place: str) -> None:
+    """What the types do not say."""
+    for group in dataclasses.fields(profile):
+        section = getattr(profile, group.name)
+        if not dataclasses.is_dataclass(section):
+            continue
+        for field in dataclasses.fields(section):
+            value = getattr(section, field.name)
+            if isinstance(value, int | float) and value < 0:
+                raise ConfigError(f"{place}: {group.name}.{field.name}: below 0, found {value}")
+    positive = {
+        "gpus": profile.gpus,
+        "gpu.memory_bytes": profile.gpu.memory_bytes,
+        "gpu.bandwidth_bytes_per_s": profile.gpu.bandwidth_bytes_per_s,
+        "gpu.flop_per_s": profile.gpu.flop_per_s,
+        "link.bandwidth_bytes_per_s": profile.link.bandwidth_bytes_per_s,
+        "model.layers": profile.model.layers,
+        "start.load_bytes_per_s": profile.start.load_bytes_per_s,
+        "defaults.mem_fraction_static": profile.defaults.mem_fraction_static,
+    }
+    for name, value in positive.items():
+        if value <= 0:
+            raise ConfigError(f"{place}: {name}: must be above 0, found {value}")
+    if profile.defaults.attention_backend not in profile.backends:
+        raise ConfigError(
+            f"{place}: defaults.attention_backend: {profile.defaults.attention_backend!r} "
+            f"is not one of backends ({', '.join(profile.backends)})"
+        )

@@ -1,0 +1,72 @@
+"""How much is spent: on one trial (the rung budget) and on the study (minutes, launches, joules).
+
+The rung budget. Rungs are measured with the objective's rung first (position 0), so its value is
+known before the time of the other rungs is spent. A trial is stopped there when it is clearly
+behind: worse than the best value seen at that rung by more than a fifth. It is never stopped
+
+- with several objectives (no one value says that a setting is behind),
+- as a baseline or a re-measurement (the table wants all their rungs),
+- before four trials have shown what there is to be compared with,
+- against a trial that misses a latency limit (slower may be what keeps the limit).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from runner.search.history import History, PastTrial
+from runner.settings import Direction, Objective, SearchSettings
+from runner.trial import Outcome
+
+BEHIND = 0.2
+FIRST_TRIALS = 4
+OBJECTIVE_POSITION = 0
+
+
+def reason_to_stop(
+    trial: PastTrial,
+    history: History,
+    objectives: Sequence[Objective],
+    position: int,
+    value: float,
+) -> str | None:
+    """Why the trial is not worth its other rungs; None: go on."""
+    if len(objectives) > 1 or position != OBJECTIVE_POSITION:
+        return None
+    if trial.name is not None or not trial.is_search:
+        return None
+    shown = [(seen, other) for other in history if (seen := value_seen(other)) is not None]
+    fair = [(seen, other) for seen, other in shown if other.violation == 0]
+    if len(shown) < FIRST_TRIALS or not fair:
+        return None
+    objective = objectives[0]
+    sign = 1 if objective.direction is Direction.MAXIMIZE else -1
+    best_value, best = max(fair, key=lambda pair: sign * pair[0])
+    if sign * (best_value - value) <= BEHIND * abs(best_value):
+        return None
+    return (
+        f"{objective.metric} {value:.4g} at concurrency {objective.concurrency:g} is more than "
+        f"{BEHIND:.0%} behind {best_value:.4g}, the best so far (trial {best.number})"
+    )
+
+
+def value_seen(trial: PastTrial) -> float | None:
+    """The one objective's value of a trial that counts, None when it has none."""
+    if not trial.counts:
+        return None
+    if trial.outcome is Outcome.COMPLETE:
+        return trial.values[0]
+    return trial.reported.get(OBJECTIVE_POSITION)
+
+
+def spent_budget(
+    search: SearchSettings, minutes_used: float, launches_used: int, energy_used_j: float
+) -> str | None:
+    """Which budget of the study is spent, in words; None: all last."""
+    if search.minutes is not None and minutes_used >= search.minutes:
+        return f"search.minutes: {minutes_used:.1f} of {search.minutes:g} are used"
+    if search.launches is not None and launches_used >= search.launches:
+        return f"search.launches: {launches_used} of {search.launches} are used"
+    if search.energy_j is not None and energy_used_j >= search.energy_j:
+        return f"search.energy_j: {energy_used_j:.0f} of {search.energy_j:g} are used"
+    return None

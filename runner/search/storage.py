@@ -1,0 +1,182 @@
+"""The study as Optuna stores it: open it, create and end trials, read them as plain values.
+
+A trial comes into being in one transaction, with its parameters and attributes, already running.
+So a kill leaves either no trial or a whole one. (Optuna's own enqueue and ask takes several.)
+The storage is written through its documented interface; the driver is its only writer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import optuna
+from optuna.samplers import RandomSampler
+from optuna.storages import RDBStorage
+from optuna.trial import FrozenTrial, TrialState
+from sqlalchemy.engine import make_url
+from sqlalchemy.exc import SQLAlchemyError
+
+from runner.errors import ConfigError, StudyError
+from runner.search.history import PastTrial
+from runner.search.sampler import directions, distributions
+from runner.settings import StudySettings
+from runner.trial import Outcome, Params
+
+LOCK_WAIT_S = 120
+STATES = {
+    Outcome.COMPLETE: TrialState.COMPLETE,
+    Outcome.PRUNED: TrialState.PRUNED,
+    Outcome.INFEASIBLE: TrialState.PRUNED,
+    Outcome.FAILED: TrialState.FAIL,
+    Outcome.INVALID: TrialState.FAIL,
+    Outcome.LOST: TrialState.FAIL,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class NewTrial:
+    """A trial to create: `found` are its parameters for Optuna, the others as in PastTrial."""
+
+    params: Params
+    spec_hash: str
+    found: Params
+    name: str | None = None
+    retry_of: int | None = None
+    repeat_of: int | None = None
+    drawn: int = 0
+    notes: Mapping[str, object] = field(default_factory=dict)
+
+
+class TrialStorage:
+    """The trials of one Optuna study in a database."""
+
+    def __init__(self, settings: StudySettings, url: str) -> None:
+        optuna.logging.set_verbosity(optuna.logging.WARNING)
+        self._parameters = settings.parameters
+        self._storage = open_database(url)
+        self._study = optuna.create_study(
+            storage=self._storage,
+            study_name=settings.name,
+            directions=directions(settings),
+            sampler=RandomSampler(seed=0),
+            load_if_exists=True,
+        )
+        self._study_id = self._storage.get_study_id_from_name(settings.name)
+        if self._study.directions != directions(settings):
+            found = " and ".join(each.name.lower() for each in self._study.directions)
+            wanted = " and ".join(each.direction for each in settings.objectives)
+            raise StudyError(
+                f"the storage has a study {settings.name} that is to {found}, not {wanted}; "
+                "give this study another name"
+            )
+
+    def read_all(self) -> list[PastTrial]:
+        """All trials that were begun, by number."""
+        trials = self._study.get_trials(deepcopy=False)
+        return [self._past(trial) for trial in trials if trial.state is not TrialState.WAITING]
+
+    def read(self, number: int) -> PastTrial:
+        """One trial as it is stored now."""
+        return self._past(self._storage.get_trial(self._id(number)))
+
+    def create(self, new: NewTrial) -> PastTrial:
+        """Begin a trial, at once and as a whole."""
+        template = optuna.create_trial(
+            state=TrialState.RUNNING,
+            params=dict(new.found),
+            distributions=distributions(self._parameters, new.found),
+            user_attrs={
+                "spec_hash": new.spec_hash,
+                "params": dict(new.params),
+                "name": new.name,
+                "retry_of": new.retry_of,
+                "repeat_of": new.repeat_of,
+                "drawn": new.drawn,
+                "notes": sorted(new.notes),
+            },
+            system_attrs=dict(new.notes),
+        )
+        trial_id = self._storage.create_new_trial(self._study_id, template_trial=template)
+        return self._past(self._storage.get_trial(trial_id))
+
+    def report(self, number: int, position: int, value: float) -> None:
+        """Store the value of one rung."""
+        self._storage.set_trial_intermediate_value(self._id(number), position, value)
+
+    def add_params(self, number: int, found: Params) -> None:
+        """Add those parameters that the trial does not have yet."""
+        trial_id = self._id(number)
+        present = self._storage.get_trial(trial_id).params
+        for name, kind in distributions(self._parameters, found).items():
+            if name not in present:
+                value = kind.to_internal_repr(found[name])
+                self._storage.set_trial_param(trial_id, name, value, kind)
+
+    def add_constraints(self, number: int, constraints: Mapping[str, float]) -> None:
+        """Add those constraint values that the trial does not have yet."""
+        trial = optuna.Trial(self._study, self._id(number))
+        present = trial.constraints
+        for name, excess in constraints.items():
+            if name not in present:
+                trial.set_constraint(name, excess)
+
+    def end(
+        self, number: int, outcome: Outcome, reason: str | None, values: Sequence[float] | None
+    ) -> None:
+        """End a trial; its state is written last."""
+        trial_id = self._id(number)
+        self._storage.set_trial_user_attr(trial_id, "outcome", str(outcome))
+        self._storage.set_trial_user_attr(trial_id, "reason", reason)
+        self._study.tell(number, values, state=STATES[outcome])
+
+    def close(self) -> None:
+        """Let go of the database."""
+        self._storage.remove_session()
+        self._storage.engine.dispose()
+
+    def _id(self, number: int) -> int:
+        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+
+    def _past(self, trial: FrozenTrial) -> PastTrial:
+        attrs = trial.user_attrs
+        if not {"spec_hash", "params"} <= attrs.keys():
+            raise StudyError(
+                f"trial {trial.number} of study {self._study.study_name} in the storage was "
+                "written by another program; give this study another name"
+            )
+        notes = {key: trial.system_attrs[key] for key in attrs["notes"]}
+        return PastTrial(
+            number=trial.number,
+            params=attrs["params"],
+            spec_hash=attrs["spec_hash"],
+            outcome=Outcome(attrs["outcome"]) if trial.state.is_finished() else None,
+            name=attrs["name"],
+            retry_of=attrs["retry_of"],
+            repeat_of=attrs["repeat_of"],
+            drawn=attrs["drawn"],
+            found=dict(trial.params),
+            values=tuple(trial.values or ()),
+            constraints=dict(trial.constraints),
+            reported=dict(trial.intermediate_values),
+            notes=notes,
+        )
+
+
+def open_database(url: str) -> RDBStorage:
+    """Open or create the database of a storage URL.
+
+    SQLite waits for its lock: someone may be looking at the study (a dashboard, a backup).
+    """
+    try:
+        is_sqlite = make_url(url).get_backend_name() == "sqlite"
+        connect_args = {"timeout": LOCK_WAIT_S} if is_sqlite else {}
+        return RDBStorage(
+            url, engine_kwargs={"connect_args": connect_args, "pool_pre_ping": not is_sqlite}
+        )
+    except (SQLAlchemyError, ImportError) as error:
+        cause = str(error).splitlines()[0]
+        raise ConfigError(
+            f"the search storage cannot be opened: {cause}; check the storage URL of the study, "
+            "for example postgresql://HOST/DATABASE"
+        ) from error

@@ -1,0 +1,143 @@
+"""One session of a study: open what is there, end what a dead driver left, tune, close.
+
+A study has many sessions when it is cut off; each is one process, the driver.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+
+from runner.cluster.executor import Executor
+from runner.config import MAY_CHANGE, diff, dump
+from runner.engines.lease import end_orphans, end_own
+from runner.errors import ConfigError, Interrupted
+from runner.held_launch import HeldLaunch
+from runner.insight.live import Note, StudyEnded, StudyStarted, View
+from runner.insight.ranking import rank
+from runner.insight.report import print_report, report_document
+from runner.insight.terminal import view_for
+from runner.record.environment import describe_environment
+from runner.record.store import StudyStore
+from runner.record.tracking import Tracker
+from runner.search.study import Search
+from runner.settings import StudySettings
+from runner.tune import Study, tune
+
+
+@dataclass(frozen=True, slots=True)
+class SessionRequest:
+    """What the command line asked for. `command` continues the study when it is cut off;
+    `home_option` makes any printed command find it."""
+
+    settings: StudySettings
+    home: Path
+    open_executor: Callable[[StudySettings, StudyStore], Executor]
+    command: str
+    home_option: str
+    as_json: bool
+
+
+def run_session(request: SessionRequest) -> int:
+    """Start or continue the study; prints the report at its end. Returns the exit code."""
+    settings = request.settings
+    store = StudyStore(request.home, settings.name)
+    view = view_for(sys.stderr)
+    with store.lock():
+        open_study(store, settings)
+        for lease in end_orphans(store.leases_folder):
+            view.handle(Note(f"ended the server of a dead run: pid {lease.pid}"))
+        search = Search(settings, settings.storage or store.optuna_url)
+        tracker = Tracker(settings.tracking_uri or store.mlflow_uri, store, settings)
+        launches = HeldLaunch(lambda: request.open_executor(settings, store), store, view)
+        study = Study(settings, store, search, tracker, launches, view)
+        with interruptible(launches, store, request.command):
+            drive(study, request.command)
+        search.close()
+    show_report(request)
+    return 0
+
+
+def drive(study: Study, command: str) -> None:
+    """Tune with the view open; whatever happens, servers end and MLflow's parent run is closed."""
+    study.view.handle(StudyStarted(study.settings, tuple(study.store.results()), command))
+    state = "stopped"
+    try:
+        try:
+            tune(study)
+            state = "finished"
+        finally:
+            study.launches.close()
+    except Interrupted as error:
+        state = "interrupted"
+        raise Interrupted(f"{error}; continue with: {command}") from error
+    finally:
+        best = rank(study.store.results(), study.settings).best
+        study.tracker.finish(state, None if best is None else best.number)
+        study.store.write_state(state, study.settings.search.trials)
+        study.view.handle(StudyEnded(state))
+        study.view.close()
+
+
+def open_study(store: StudyStore, settings: StudySettings) -> None:
+    """Create study.json, or check that the study on disk is the one asked for."""
+    document = dump(settings)
+    if not store.exists():
+        store.create(document, describe_environment())
+        return
+    old = store.read_study()["settings"]
+    changes = diff(old, document)
+    refused = [line for line in changes if not line.startswith(tuple(MAY_CHANGE))]
+    if refused:
+        shown = "\n  ".join(refused)
+        raise ConfigError(
+            f"study {settings.name} exists with other settings:\n  {shown}\n"
+            f"Only {', '.join(sorted(MAY_CHANGE))} may change when a study continues. "
+            "Give the study another name, or undo the change"
+        )
+    if changes:
+        store.create(document, describe_environment())
+
+
+@contextmanager
+def interruptible(launches: HeldLaunch, store: StudyStore, command: str) -> Iterator[None]:
+    """Ctrl-C (or SIGTERM) once ends what runs and stops; twice ends everything at once."""
+    asked = False
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            end_own(store.leases_folder)
+            print(f"\nstopped at once; continue with: {command}", file=sys.stderr)
+            sys.stderr.flush()
+            os._exit(130)
+        asked = True
+        print("\nstopping; press Ctrl-C again to stop at once", file=sys.stderr)
+        launches.interrupt()
+
+    before = {each: signal.signal(each, on_signal) for each in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for each, handler in before.items():
+            signal.signal(each, handler)
+
+
+def show_report(request: SessionRequest) -> None:
+    """Print the report: the table, or one JSON document."""
+    settings = request.settings
+    store = StudyStore(request.home, settings.name)
+    results = store.results()
+    if request.as_json:
+        print(json.dumps(report_document(results, settings)))
+        return
+    state = store.progress().state
+    print_report(results, settings, sys.stdout, state, request.home_option)
+

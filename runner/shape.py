@@ -1,0 +1,313 @@
+"""A server's shape: its flags, what SGLang makes of them on a machine, and why it may refuse.
+
+Pure. Rules are those of SGLang 0.5.23 as far as they decide what runs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from runner.hardware import Profile
+from runner.trial import Params, ParamValue
+
+GIGA = 1e9
+BYTES_PER_GIB = 1024**3
+
+
+@dataclass(frozen=True, slots=True)
+class ServerShape:
+    """What the model needs to know of one server's flags; None: SGLang's default rule."""
+
+    tp_size: int = 1
+    pp_size: int = 1
+    ep_size: int = 1
+    pp_async_batch_depth: int = 0
+    pp_max_micro_batch_size: int | None = None
+    max_running_requests: int | None = None
+    chunked_prefill_size: int | None = None
+    cuda_graph: bool = True
+    cuda_graph_max_bs: int | None = None
+    attention_backend: str | None = None
+    mem_fraction_static: float | None = None
+    max_total_tokens: int | None = None
+
+    @property
+    def gpus(self) -> int:
+        """GPUs of this server."""
+        return self.tp_size * self.pp_size
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedShape:
+    """The same with every default filled in (what /server_info shows after start)."""
+
+    pp_max_micro_batch_size: int
+    max_running_requests: int
+    chunked_prefill_size: int
+    cuda_graph_max_bs: int
+    attention_backend: str
+    mem_fraction_static: float
+    max_total_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
+class StartPhases:
+    """Seconds of each phase of a start, in order."""
+
+    import_s: float
+    init_s: float
+    load_weights_s: float
+    kv_cache_s: float
+    cuda_graph_s: float
+    warmup_s: float
+
+    @property
+    def by_name(self) -> dict[str, float]:
+        """Phase name to seconds, in order."""
+        return {
+            "import": self.import_s,
+            "init": self.init_s,
+            "load_weights": self.load_weights_s,
+            "kv_cache": self.kv_cache_s,
+            "cuda_graph": self.cuda_graph_s,
+            "warmup": self.warmup_s,
+        }
+
+    @property
+    def total_s(self) -> float:
+        """From exec to ready."""
+        return sum(self.by_name.values())
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryTier:
+    """SGLang's defaults by GPU memory (below `below_gib`)."""
+
+    below_gib: float
+    chunked_prefill_size: int
+    graph_max_bs: int
+    graph_max_bs_tp4: int
+
+
+MEMORY_TIERS = (
+    MemoryTier(20, 2048, 8, 8),
+    MemoryTier(35, 4096, 48, 160),
+    MemoryTier(60, 4096, 32, 160),
+    MemoryTier(90, 8192, 256, 512),
+    MemoryTier(160, 8192, 256, 512),
+    MemoryTier(float("inf"), 16384, 512, 512),
+)
+WIDE_TP = 4
+
+
+def shape_of(args: Params) -> ServerShape:
+    """The shape of a server started with these neutral arguments; others do not matter here."""
+    return ServerShape(
+        tp_size=_whole(args.get("tp_size"), 1),
+        pp_size=_whole(args.get("pp_size"), 1),
+        ep_size=_whole(args.get("ep_size"), 1),
+        pp_async_batch_depth=_whole(args.get("pp_async_batch_depth"), 0),
+        pp_max_micro_batch_size=_optional(args.get("pp_max_micro_batch_size")),
+        max_running_requests=_optional(args.get("max_running_requests")),
+        chunked_prefill_size=_optional(args.get("chunked_prefill_size")),
+        cuda_graph=bool(args.get("cuda_graph", not args.get("disable_cuda_graph", False))),
+        cuda_graph_max_bs=_optional(args.get("cuda_graph_max_bs")),
+        attention_backend=_text(args.get("attention_backend")),
+        mem_fraction_static=_fraction(args.get("mem_fraction_static")),
+        max_total_tokens=_optional(args.get("max_total_tokens")),
+    )
+
+
+def slots(shape: ServerShape) -> int:
+    """Micro-batch slots: pp_size + depth; without stages the normal loop has one."""
+    if shape.pp_size == 1:
+        return 1
+    return shape.pp_size + shape.pp_async_batch_depth
+
+
+def stage_layers(layers: int, pp_size: int) -> tuple[int, ...]:
+    """Layers of each stage; the last stages take the remainder."""
+    base, remainder = divmod(layers, pp_size)
+    return tuple(base + (rank >= pp_size - remainder) for rank in range(pp_size))
+
+
+def graph_sizes(max_bs: int) -> tuple[int, ...]:
+    """The batch sizes SGLang captures."""
+    sizes = (1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, max_bs + 1, 32))
+    return tuple(size for size in sizes if size <= max_bs)
+
+
+def resolve(profile: Profile, shape: ServerShape) -> ResolvedShape:
+    """Fill in every default, as a server that started would report it."""
+    fraction = shape.mem_fraction_static or profile.defaults.mem_fraction_static
+    tokens = max(1, _capacity_tokens(profile, shape, fraction))
+    limit = shape.max_total_tokens or profile.defaults.max_total_tokens
+    if limit is not None:
+        tokens = min(tokens, limit)
+    running = _max_running(profile, shape, tokens)
+    tier = next(
+        tier for tier in MEMORY_TIERS if profile.gpu.memory_bytes < tier.below_gib * BYTES_PER_GIB
+    )
+    default_bs = tier.graph_max_bs_tp4 if shape.tp_size >= WIDE_TP else tier.graph_max_bs
+    return ResolvedShape(
+        pp_max_micro_batch_size=shape.pp_max_micro_batch_size or max(running // shape.pp_size, 1),
+        max_running_requests=running,
+        chunked_prefill_size=shape.chunked_prefill_size or tier.chunked_prefill_size,
+        cuda_graph_max_bs=min(shape.cuda_graph_max_bs or default_bs, running),
+        attention_backend=shape.attention_backend or profile.defaults.attention_backend,
+        mem_fraction_static=fraction,
+        max_total_tokens=tokens,
+    )
+
+
+def refusal(profile: Profile, shape: ServerShape) -> str | None:
+    """Why this server cannot start on this machine; None: it can."""
+    return (
+        _refused_sizes(profile, shape)
+        or _refused_backend(profile, shape)
+        or _refused_memory(profile, shape)
+    )
+
+
+def start_phases(profile: Profile, shape: ServerShape) -> StartPhases:
+    """How long each phase of a start takes."""
+    start = profile.start
+    resolved = resolve(profile, shape)
+    graph_s = 0.0
+    if uses_graph(profile, shape):
+        graph_s = start.graph_size_s * len(graph_sizes(resolved.cuda_graph_max_bs))
+        graph_s += start.prefill_graphs_s if shape.pp_size == 1 else 0.0
+    return StartPhases(
+        import_s=start.import_s,
+        init_s=start.init_s,
+        load_weights_s=stage_weight_bytes(profile, shape) / start.load_bytes_per_s,
+        kv_cache_s=start.kv_cache_s,
+        cuda_graph_s=graph_s,
+        warmup_s=start.warmup_s,
+    )
+
+
+def uses_graph(profile: Profile, shape: ServerShape) -> bool:
+    """Whether decode graphs are captured: some backends switch them off by themselves."""
+    name = shape.attention_backend or profile.defaults.attention_backend
+    backend = profile.backends.get(name)
+    return shape.cuda_graph and backend is not None and backend.has_graph
+
+
+def stage_weight_bytes(profile: Profile, shape: ServerShape) -> float:
+    """Weights on each GPU of the heaviest stage (the last: most layers, and the head)."""
+    model = profile.model
+    layers = stage_layers(model.layers, shape.pp_size)[-1]
+    heads = 2 if shape.pp_size == 1 else 1
+    layer_bytes = model.shared_bytes + model.experts * model.expert_bytes
+    return (layers * layer_bytes + heads * model.head_bytes) / shape.tp_size
+
+
+def memory_used_bytes(profile: Profile, shape: ServerShape) -> int:
+    """Memory of each GPU once the server is ready."""
+    resolved = resolve(profile, shape)
+    kv_bytes = resolved.max_total_tokens * _kv_token_bytes(profile, shape)
+    used = stage_weight_bytes(profile, shape) + kv_bytes + profile.memory.context_bytes
+    return int(used + _graph_bytes(profile, shape, resolved))
+
+
+def _refused_sizes(profile: Profile, shape: ServerShape) -> str | None:
+    model = profile.model
+    sizes = (shape.tp_size, shape.pp_size, shape.ep_size)
+    cap = shape.pp_max_micro_batch_size
+    if min(sizes) < 1 or shape.pp_async_batch_depth < 0 or (cap is not None and cap < 1):
+        return "tp_size, pp_size, ep_size and the cap must be at least 1, the depth at least 0"
+    if shape.gpus > profile.gpus:
+        return (
+            f"tp_size {shape.tp_size} x pp_size {shape.pp_size} needs {shape.gpus} GPUs, "
+            f"{profile.name} has {profile.gpus}"
+        )
+    if model.attention_heads % shape.tp_size:
+        return (
+            f"tp_size {shape.tp_size} does not divide the {model.attention_heads} attention heads"
+        )
+    if shape.pp_size > model.layers:
+        return f"pp_size {shape.pp_size} is more than the model's {model.layers} layers"
+    if shape.ep_size > 1 and (not model.experts or shape.tp_size % shape.ep_size):
+        return f"ep_size {shape.ep_size} must divide tp_size {shape.tp_size} of a model of experts"
+    return None
+
+
+def _refused_backend(profile: Profile, shape: ServerShape) -> str | None:
+    name = shape.attention_backend or profile.defaults.attention_backend
+    if name in profile.backends:
+        return None
+    reason = profile.refused_backends.get(name, "it is not available there")
+    return (
+        f"attention backend {name} does not run on {profile.gpu.name}: {reason}; "
+        f"choose one of {', '.join(profile.backends)}"
+    )
+
+
+def _refused_memory(profile: Profile, shape: ServerShape) -> str | None:
+    total = profile.gpu.memory_bytes
+    fraction = shape.mem_fraction_static or profile.defaults.mem_fraction_static
+    weights = stage_weight_bytes(profile, shape)
+    if weights + profile.memory.context_bytes > total:
+        return (
+            f"out of memory: the weights take {weights / GIGA:.1f} GB of each GPU's "
+            f"{total / GIGA:.1f} GB; spread the model over more GPUs"
+        )
+    if _capacity_tokens(profile, shape, fraction) < 1:
+        return (
+            f"out of memory: mem_fraction_static {fraction:g} leaves {fraction * total / GIGA:.1f} "
+            f"GB for {weights / GIGA:.1f} GB of weights and no KV cache; raise mem_fraction_static"
+        )
+    resolved = resolve(profile, shape)
+    needed = fraction * total + profile.memory.context_bytes + profile.memory.activation_bytes
+    needed += _graph_bytes(profile, shape, resolved)
+    if needed > total:
+        return (
+            f"out of memory: {needed / GIGA:.1f} GB needed with mem_fraction_static {fraction:g} "
+            f"and graphs up to {resolved.cuda_graph_max_bs}, each GPU has {total / GIGA:.1f} GB; "
+            "lower mem_fraction_static or cuda_graph_max_bs"
+        )
+    return None
+
+
+def _capacity_tokens(profile: Profile, shape: ServerShape, fraction: float) -> int:
+    left = fraction * profile.gpu.memory_bytes - stage_weight_bytes(profile, shape)
+    return int(left // _kv_token_bytes(profile, shape))
+
+
+def _kv_token_bytes(profile: Profile, shape: ServerShape) -> float:
+    """KV bytes of one token on each GPU of the stage with most layers."""
+    model = profile.model
+    layers = stage_layers(model.layers, shape.pp_size)[-1]
+    share = 1 if model.kv_is_replicated else shape.tp_size
+    return model.kv_bytes_per_token_layer * layers / share
+
+
+def _graph_bytes(profile: Profile, shape: ServerShape, resolved: ResolvedShape) -> float:
+    if not uses_graph(profile, shape):
+        return 0.0
+    return profile.memory.graph_size_bytes * len(graph_sizes(resolved.cuda_graph_max_bs))
+
+
+def _max_running(profile: Profile, shape: ServerShape, tokens: int) -> int:
+    limit = shape.max_running_requests or profile.defaults.max_running_requests
+    if limit is None:
+        per_context = int(tokens / profile.model.context_length * 512)
+        limit = max(min(per_context, 4096), 2048)
+    return max(1, min(limit, tokens // 2))
+
+
+def _whole(value: ParamValue | None, default: int) -> int:
+    return default if value is None else int(value)
+
+
+def _optional(value: ParamValue | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _fraction(value: ParamValue | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _text(value: ParamValue | None) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,137 @@
+"""How long one pipeline stage works on one batch, and what its GPU draws meanwhile.
+
+A stage reads its share of the weights (of the experts only those its tokens hit), reads the KV
+cache, computes, and with tensor parallelism joins its partial sums twice per layer. Memory and
+compute overlap but for `OVERLAP_LOSS` of the shorter one. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+from runner.hardware import Backend, Profile
+from runner.shape import ServerShape, resolve, stage_layers, uses_graph
+
+OVERLAP_LOSS = 0.4
+BYTES_PER_ACTIVATION = 2
+REDUCES_PER_LAYER = 2
+
+
+class BatchCost(NamedTuple):
+    """One batch on every rank: GPU seconds without KV reads, CPU seconds of the launch, watts."""
+
+    gpu_s: tuple[float, ...]
+    launch_s: tuple[float, ...]
+    busy_w: float
+
+
+class StageModel:
+    """The costs of one server's stages, remembered per batch size."""
+
+    def __init__(self, profile: Profile, shape: ServerShape) -> None:
+        self._profile = profile
+        self._tp_size = shape.tp_size
+        self._ep_size = shape.ep_size
+        self._layers = stage_layers(profile.model.layers, shape.pp_size)
+        resolved = resolve(profile, shape)
+        self._backend = profile.backends.get(resolved.attention_backend, Backend())
+        self._graph_max_bs = resolved.cuda_graph_max_bs if uses_graph(profile, shape) else 0
+        self._has_prefill_graph = self._graph_max_bs > 0 and shape.pp_size == 1
+        self._known: dict[tuple[int, int, bool], BatchCost] = {}
+        self.kv_s = self._kv_s()
+
+    def has_graph(self, batch_size: int, *, is_prefill: bool) -> bool:
+        """Whether a batch replays a CUDA graph."""
+        return self._has_prefill_graph if is_prefill else batch_size <= self._graph_max_bs
+
+    def cost(self, tokens: int, requests: int, *, has_graph: bool) -> BatchCost:
+        """What a batch of `tokens` new tokens of `requests` requests costs."""
+        key = (tokens, requests, has_graph)
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = self._compute(tokens, requests, has_graph)
+        return known
+
+    def _compute(self, tokens: int, requests: int, has_graph: bool) -> BatchCost:  # noqa: FBT001
+        gpu_s: list[float] = []
+        energy_j = 0.0
+        for rank, layers in enumerate(self._layers):
+            head_bytes = self._profile.model.head_bytes if rank == len(self._layers) - 1 else 0.0
+            stage_s, stage_j = self._stage(layers, head_bytes, tokens)
+            gpu_s.append(stage_s)
+            energy_j += stage_j
+        watts = min(energy_j / sum(gpu_s), self._profile.gpu.power_limit_w)
+        return BatchCost(tuple(gpu_s), self._launch_s(requests, has_graph=has_graph), watts)
+
+    def _stage(self, layers: int, head_bytes: float, tokens: int) -> tuple[float, float]:
+        """Seconds and joules of one GPU of a stage."""
+        gpu, model = self._profile.gpu, self._profile.model
+        layer_bytes = model.shared_bytes + self._expert_bytes(tokens)
+        read_bytes = (layers * layer_bytes + head_bytes) / self._tp_size
+        memory_s = read_bytes / gpu.bandwidth_bytes_per_s
+        flop = tokens * model.flop_per_token * layers / model.layers / self._tp_size
+        compute_s = flop / gpu.flop_per_s
+        local_s = max(memory_s, compute_s) + OVERLAP_LOSS * min(memory_s, compute_s)
+        local_s += layers * self._profile.kernels.layer_s * self._backend.layer_factor
+        reduce_s = layers * REDUCES_PER_LAYER * self._reduce_s(tokens)
+        compute_share = min(compute_s / local_s, 1.0)
+        local_w = gpu.memory_bound_w + compute_share * (gpu.compute_bound_w - gpu.memory_bound_w)
+        return local_s + reduce_s, local_s * local_w + reduce_s * gpu.communication_w
+
+    def _expert_bytes(self, tokens: int) -> float:
+        """Bytes of distinct experts per layer, as slow as the fullest GPU reads them."""
+        model = self._profile.model
+        if not model.experts:
+            return 0.0
+        experts, overlap = model.experts, model.routing_overlap
+        hit = distinct_experts(experts, model.experts_per_token, tokens, overlap)
+        pieces = self._tp_size / self._ep_size
+        slowdown = 1.0 + self._profile.kernels.split_cost * math.log2(pieces)
+        slowdown *= expert_imbalance(hit, experts, self._ep_size)
+        return hit * model.expert_bytes * slowdown
+
+    def _reduce_s(self, tokens: int) -> float:
+        """One ring all-reduce of the hidden states of `tokens` tokens."""
+        if self._tp_size == 1:
+            return 0.0
+        link = self._profile.link
+        steps = 2 * (self._tp_size - 1)
+        sent_bytes = tokens * self._profile.model.hidden_size * BYTES_PER_ACTIVATION
+        return steps * (link.ring_step_s + sent_bytes / self._tp_size / link.bandwidth_bytes_per_s)
+
+    def _launch_s(self, requests: int, *, has_graph: bool) -> tuple[float, ...]:
+        host = self._profile.host
+        if has_graph:
+            return (host.graph_launch_s,) * len(self._layers)
+        layer_s = host.eager_layer_s * self._backend.eager_factor
+        layer_s += requests * self._backend.request_s / self._profile.model.layers
+        return tuple(layers * layer_s for layers in self._layers)
+
+    def _kv_s(self) -> tuple[float, ...]:
+        """Seconds per token of context that a stage reads."""
+        model = self._profile.model
+        share = 1 if model.kv_is_replicated else self._tp_size
+        token_s = model.kv_bytes_per_token_layer / share / self._profile.gpu.bandwidth_bytes_per_s
+        return tuple(layers * token_s * self._backend.kv_factor for layers in self._layers)
+
+
+def distinct_experts(experts: int, per_token: int, tokens: int, overlap: float) -> float:
+    """Distinct experts of one layer that `tokens` tokens hit: E (1 - (1 - k/E) ** n)."""
+    independent: float = tokens ** (1.0 - overlap)
+    hit: float = experts * (1.0 - (1.0 - per_token / experts) ** independent)
+    return hit
+
+
+def expert_imbalance(hit: float, experts: int, groups: int) -> float:
+    """How much fuller than the mean the fullest of `groups` GPUs is, when experts are dealt whole.
+
+    The mean plus the expected maximum of `groups` standard normals times the hypergeometric
+    standard deviation.
+    """
+    if groups == 1:
+        return 1.0
+    mean = hit / groups
+    deviation = math.sqrt(mean * (1.0 - 1.0 / groups) * (1.0 - hit / experts))
+    highest: float = 0.564 * math.log2(groups) ** 0.85
+    return 1.0 + highest * deviation / mean

@@ -1,0 +1,355 @@
+"""The words everyone shares: launches, trials, rungs, records and outcomes.
+
+Standard library only; frozen; no I/O. Any module may import this one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Protocol, TypeAlias
+
+from runner.errors import (
+    ClusterLost,
+    Infeasible,
+    Invalid,
+    LoadFailed,
+    RunnerError,
+    ServerFailed,
+)
+
+ParamValue: TypeAlias = bool | int | float | str
+Params: TypeAlias = Mapping[str, ParamValue]
+
+
+class EngineKind(StrEnum):
+    """What is measured (design: simulated, emulated, real)."""
+
+    SIMULATED = "simulated"
+    EMULATED = "emulated"
+    SGLANG = "sglang"
+
+
+class LoadProtocol(StrEnum):
+    """How requests arrive."""
+
+    CLOSED_LOOP = "closed_loop"
+    BURST = "burst"
+    OPEN_LOOP = "open_loop"
+
+
+class Outcome(StrEnum):
+    """How a trial ended."""
+
+    COMPLETE = "complete"
+    PRUNED = "pruned"
+    INFEASIBLE = "infeasible"
+    FAILED = "failed"
+    INVALID = "invalid"
+    LOST = "lost"
+
+
+class Stage(StrEnum):
+    """Where in its life a trial is, or ended."""
+
+    PLACE = "place"
+    START = "start"
+    LIVE = "live"
+    WARMUP = "warmup"
+    MEASURE = "measure"
+    JUDGE = "judge"
+
+
+class RequestStatus(StrEnum):
+    """How one request ended."""
+
+    OK = "ok"
+    CUT = "cut"  # still running when the load was stopped on purpose; not an error
+    FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A law of token counts: `kind` is fixed, uniform, normal or recorded.
+
+    fixed: a; uniform: integers a..b inclusive; normal: mean a, standard deviation b, at least 1;
+    recorded: drawn from `values`.
+    """
+
+    kind: str
+    a: float = 0.0
+    b: float = 0.0
+    values: tuple[int, ...] = ()
+
+    @classmethod
+    def fixed(cls, tokens: int) -> Lengths:
+        """Every request has `tokens` tokens."""
+        return cls("fixed", tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class LoadPlan:
+    """One phase of load on running servers.
+
+    `concurrency` is the trial's total over all replicas, dealt round-robin. `rate` (requests/s)
+    is used by open_loop only. The load ends by the rule of measure/window.py: not before
+    `min_window_s` of steady state, not after `max_window_s`; a warm-up (`is_warmup`) ends when
+    every stream has finished one request. Prompts derive from `seed` and `phase` alone, so no two
+    phases share a prompt (but for the `shared_prefix` share of each prompt).
+    """
+
+    phase: str
+    protocol: LoadProtocol
+    concurrency: int
+    prompt_tokens: Lengths
+    output_tokens: Lengths
+    seed: int
+    rate: float | None = None
+    shared_prefix: float = 0.0
+    precision: float = 0.01
+    min_window_s: float = 10.0
+    max_window_s: float = 120.0
+    is_warmup: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """One request as the client saw it; times are readings of the study's clock.
+
+    `token_s` has one entry per output token counted by the server's usage field, the time the
+    bytes that carried it were read from the socket. `output_tokens` is len(token_s).
+    """
+
+    request_id: str
+    replica: int
+    send_s: float
+    first_token_s: float | None
+    end_s: float
+    token_s: tuple[float, ...]
+    prompt_tokens: int
+    output_tokens: int
+    wanted_tokens: int
+    cached_tokens: int
+    status: RequestStatus
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ClientHealth:
+    """What the load generator says of itself: CPU share of its process, worst loop lag."""
+
+    cpu_share: float
+    max_lag_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class LoadRun:
+    """Everything one phase of load produced; the window is [window_start_s, window_end_s]."""
+
+    records: tuple[RequestRecord, ...]
+    started_s: float
+    window_start_s: float
+    window_end_s: float
+    is_steady: bool
+    client: ClientHealth
+
+
+@dataclass(frozen=True, slots=True)
+class PowerSample:
+    """One reading of one GPU. None: the sensor does not offer that value."""
+
+    time_s: float
+    gpu_uuid: str
+    power_w: float | None
+    energy_j: float | None
+    utilization: float | None
+    memory_used_bytes: int | None
+    sm_clock_mhz: float | None
+    throttled: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class RungRecord:
+    """The raw record of one rung of one trial. `position` is its place in measured order."""
+
+    position: int
+    concurrency: int
+    load: LoadRun
+    power: tuple[PowerSample, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchSpec:
+    """One start of the servers: what every replica is given.
+
+    `server_args` are neutral parameter names (SGLang's own, underscores); a name that is absent
+    is not passed to the server. `key` identifies equal launches: same key, same servers.
+    """
+
+    number: int
+    key: str
+    server_args: Params
+    replicas: int
+    gpus_per_replica: int
+
+
+@dataclass(frozen=True, slots=True)
+class TrialSpec:
+    """What to measure: one setting, on one launch, at each rung of the plan.
+
+    `params` is the point of the search space (or the baseline as the user wrote it); `live` are
+    the parameters to set on the running servers. `first_rung` > 0 continues a half-measured
+    trial. `first_rung` > 0 continues a half-measured trial.
+    """
+
+    number: int
+    params: Params
+    live: Params
+    rungs: tuple[LoadPlan, ...]
+    warmup: LoadPlan
+    spec_hash: str
+    name: str | None = None
+    first_rung: int = 0
+    retry_of: int | None = None
+    repeat_of: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Measurement:
+    """A trial that was measured: `stopped_early` when the driver ended it between rungs."""
+
+    resolved: Params
+    rungs_measured: int
+    stopped_early: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A trial that was not measured to its end, as a value."""
+
+    stage: Stage
+    outcome: Outcome
+    message: str
+    log_path: str | None = None
+
+    @classmethod
+    def of(cls, error: RunnerError, stage: Stage) -> Failure:
+        """The one mapping from typed errors to outcomes (design 8)."""
+        return cls(stage, outcome_of(error), str(error), getattr(error, "log_path", None))
+
+
+def outcome_of(error: RunnerError) -> Outcome:
+    """Which outcome a typed error stands for; errors of the study itself are re-raised."""
+    match error:
+        case Infeasible():
+            return Outcome.INFEASIBLE
+        case ServerFailed() | LoadFailed():
+            return Outcome.FAILED
+        case Invalid():
+            return Outcome.INVALID
+        case ClusterLost():
+            return Outcome.LOST
+        case _:
+            raise error
+
+
+class RunningServers(Protocol):
+    """Running servers of one launch: all that run_trial may ask of them."""
+
+    def set_live(self, live: Params) -> Params:
+        """Drain, set each live parameter, read it back, flush caches.
+
+        Returns the resolved arguments of the servers (requested defaults filled in).
+        """
+        ...
+
+    def run_load(self, plan: LoadPlan) -> LoadRun:
+        """Drive one phase of load on all replicas, to its end; leaves the servers drained."""
+        ...
+
+    def read_power(self, start_s: float, end_s: float) -> tuple[PowerSample, ...]:
+        """Samples of every GPU of the launch around [start_s, end_s], one beyond each border."""
+        ...
+
+    def check_alive(self) -> None:
+        """Raise ServerFailed or ClusterLost if any replica is gone."""
+        ...
+
+
+GoOn: TypeAlias = Callable[[RungRecord], bool]
+"""Called with each measured rung; the driver answers: go on (True) or stop this trial."""
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Mean and percentiles of one latency over a rung, in seconds; None when no request counts."""
+
+    mean: float
+    p50: float
+    p90: float
+    p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpuEnergy:
+    """One GPU over one window. None: unavailable, never 0."""
+
+    gpu_uuid: str
+    energy_j: float | None
+    power_w: float | None
+    utilization: float | None
+    memory_used_bytes: int | None
+    throttled: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class RungResult:
+    """One judged rung. Definitions: measure/metrics.py."""
+
+    position: int
+    concurrency: int
+    valid: bool
+    reasons: tuple[str, ...]
+    window_start_s: float
+    window_s: float
+    output_throughput: float
+    output_throughput_halfwidth: float | None
+    total_throughput: float
+    request_throughput: float
+    goodput: float | None
+    achieved_concurrency: float
+    requests: int
+    errors: int
+    ttft_s: Distribution | None
+    tpot_s: Distribution | None
+    itl_s: Distribution | None
+    e2e_s: Distribution | None
+    power_w: float | None
+    energy_j: float | None
+    tokens_per_joule: float | None
+    joules_per_request: float | None
+    gpus: tuple[GpuEnergy, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class TrialResult:
+    """What result.json holds (design 7); `values` in the order of the study's objectives."""
+
+    number: int
+    name: str | None
+    params: Params
+    resolved: Params
+    outcome: Outcome
+    reason: str | None
+    retry_of: int | None
+    repeat_of: int | None
+    spec_hash: str
+    launch: int | None
+    stage: Stage | None
+    values: tuple[float, ...]
+    constraints: tuple[float, ...]
+    rungs: tuple[RungResult, ...] = ()
+    log_path: str | None = None
+    timing_s: Mapping[str, float] = field(default_factory=dict)
+    schema_version: int = 1

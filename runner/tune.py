@@ -1,0 +1,207 @@
+"""The loop: ask, launch, measure, store, log, tell. A study cut off anywhere continues here.
+
+Order of writing, so that a kill at any instant loses nothing: raw records of each rung, then
+result.json (its presence is the state), then MLflow, then Optuna. What a dead driver left behind
+is found in that order too: a trial that is RUNNING in Optuna is told if its result.json is there,
+else measured under its number from its next unmeasured rung.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+
+from runner.clock import Clock, ClockAnchor
+from runner.cluster.executor import RunningLaunch
+from runner.errors import ClusterLost, ConfigError, StudyError, TrialError
+from runner.held_launch import HeldLaunch
+from runner.insight.live import Note, RungDone, TrialDone, TrialStarted, View
+from runner.launch import LaunchPlan, plan_launch
+from runner.plans import rung_plans, warmup_plan
+from runner.record.store import StudyStore
+from runner.record.tracking import Tracker
+from runner.run_trial import run_trial
+from runner.search.proposals import Proposal
+from runner.search.study import Search
+from runner.settings import StudySettings
+from runner.trial import (
+    Failure,
+    LaunchSpec,
+    Outcome,
+    RungResult,
+    Stage,
+    TrialResult,
+    TrialSpec,
+)
+from runner.verdict import RungKeeper, TrialIdentity, conclude
+
+MOST_LOSSES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Study:
+    """Everything the loop works with."""
+
+    settings: StudySettings
+    store: StudyStore
+    search: Search
+    tracker: Tracker
+    launches: HeldLaunch
+    view: View
+
+
+def tune(study: Study) -> None:
+    """Run the study until its budget is spent or its space is exhausted.
+
+    Raises:
+        StudyError: it cannot go on (five losses in a row, no GPUs, a full disk).
+        Interrupted: the user asked to stop; what was measured is kept.
+    """
+    tell_finished(study)
+    for proposal in proposals(study):
+        result = study.search.settle(measure(study, proposal))
+        finish(study, result)
+        stop_after_losses(study, result)
+
+
+def tell_finished(study: Study) -> None:
+    """Log and tell the trials that a dead driver had finished but not told."""
+    for proposal in study.search.running():
+        result = study.store.read_result(proposal.number)
+        if result is not None:
+            log_and_tell(study, result)
+
+
+def proposals(study: Study) -> Iterator[Proposal]:
+    """First what a dead driver left unfinished, then what the search proposes within budget."""
+    yield from study.search.running()
+    while study.search.budget_left(*spent(study)):
+        proposal = study.search.ask()
+        if proposal is None:
+            return
+        yield proposal
+
+
+def spent(study: Study) -> tuple[float, int, float]:
+    """Minutes, launches and joules that the study has used so far."""
+    results = study.store.results()
+    energy_j = sum(rung.energy_j or 0.0 for result in results for rung in result.rungs)
+    return study.store.minutes_used(), study.store.launches_used(), energy_j
+
+
+def measure(study: Study, proposal: Proposal) -> TrialResult:
+    """Measure one proposal on its launch, to a result; typed failures become outcomes."""
+    identity = TrialIdentity(
+        number=proposal.number,
+        name=proposal.name,
+        params=proposal.params,
+        spec_hash=proposal.spec_hash,
+        retry_of=proposal.retry_of,
+        repeat_of=proposal.repeat_of,
+    )
+    keeper = RungKeeper(
+        settings=study.settings,
+        keep=partial(study.store.write_rung, proposal.number),
+        should_stop=partial(report_rung, study, proposal.number),
+        on_judged=partial(judged, study, proposal.number),
+    )
+    study.view.handle(TrialStarted(proposal.number, proposal.name, proposal.params))
+    plan = launch_plan(study, proposal)
+    if isinstance(plan, Failure):
+        return conclude(identity, plan, keeper, launch=None)
+    kept = continue_rungs(study, proposal, keeper)
+    spec = trial_spec(study, proposal, plan)
+    spec = replace(spec, first_rung=len(spec.rungs) if keeper.is_decided else kept)
+    begin(study, spec, launch=None, servers=None)
+    try:
+        servers = study.launches.servers_for(plan, fresh=proposal.fresh_launch)
+    except (TrialError, ClusterLost) as error:
+        return conclude(identity, Failure.of(error, Stage.START), keeper, launch=None)
+    launch = study.launches.spec
+    begin(study, spec, launch, servers)
+    measured = run_trial(spec, servers, keeper)
+    if isinstance(measured, Failure):
+        study.launches.release()
+    return conclude(identity, measured, keeper, launch.number if launch else None)
+
+
+def launch_plan(study: Study, proposal: Proposal) -> LaunchPlan | Failure:
+    """The launch the setting needs; one that cannot be placed is infeasible."""
+    try:
+        return plan_launch(study.settings, proposal.params)
+    except ConfigError as error:
+        return Failure(Stage.PLACE, Outcome.INFEASIBLE, str(error))
+
+
+def continue_rungs(study: Study, proposal: Proposal, keeper: RungKeeper) -> int:
+    """Judge again what a dead driver had measured of this trial; the next rung to measure."""
+    kept = study.store.measured_rungs(proposal.number)
+    for rung in kept:
+        keeper.judge(rung)
+    if kept:
+        study.view.handle(Note(f"trial {proposal.number} continues after {len(kept)} rungs"))
+    return len(kept)
+
+
+def trial_spec(study: Study, proposal: Proposal, plan: LaunchPlan) -> TrialSpec:
+    """What to measure for a proposal."""
+    return TrialSpec(
+        number=proposal.number,
+        params=proposal.params,
+        live=plan.live,
+        rungs=rung_plans(study.settings, proposal.number),
+        warmup=warmup_plan(study.settings, proposal.number),
+        spec_hash=proposal.spec_hash,
+        name=proposal.name,
+        retry_of=proposal.retry_of,
+        repeat_of=proposal.repeat_of,
+    )
+
+
+def begin(
+    study: Study, spec: TrialSpec, launch: LaunchSpec | None, servers: RunningLaunch | None
+) -> None:
+    """Write down that this trial runs, on which launch and by which clock."""
+    scale = study.settings.engine.time_scale
+    if servers is None:
+        anchor = ClockAnchor.take(Clock(scale))
+    else:
+        anchor = ClockAnchor(time.time(), servers.now_s(), scale)
+    study.store.write_spec(spec, launch, anchor)
+
+
+def report_rung(study: Study, number: int, position: int, value: float) -> str | None:
+    """Tell the search how the rung went; its reason to stop this trial, None to go on."""
+    study.search.report(number, position, value)
+    return study.search.should_stop(number, position, value)
+
+
+def judged(study: Study, number: int, rung: RungResult) -> None:
+    """Show a judged rung."""
+    study.view.handle(RungDone(number, rung))
+
+
+def finish(study: Study, result: TrialResult) -> None:
+    """Store, then log, then tell."""
+    study.store.write_result(result)
+    log_and_tell(study, result)
+
+
+def log_and_tell(study: Study, result: TrialResult) -> None:
+    """MLflow, then Optuna, then the view. Every step may be repeated after a kill."""
+    study.tracker.log_trial(result)
+    study.search.tell(result)
+    study.view.handle(TrialDone(result))
+
+
+def stop_after_losses(study: Study, result: TrialResult) -> None:
+    """Five losses in a row say that the machine, not the settings, is at fault."""
+    if result.outcome is Outcome.LOST and study.search.losses_in_a_row() >= MOST_LOSSES:
+        raise StudyError(
+            f"{MOST_LOSSES} trials in a row were lost; the last: {result.reason}. "
+            "Check the GPUs and Ray, then run the same command again"
+        )
+
+

@@ -1,0 +1,165 @@
+"""From measured rungs to a trial's result: what is kept, what it is worth, whether to go on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from runner.measure.metrics import judge_rung, metric_value
+from runner.plans import levels
+from runner.settings import StudySettings
+from runner.trial import (
+    Failure,
+    Measurement,
+    Outcome,
+    Params,
+    RungRecord,
+    RungResult,
+    Stage,
+    TrialResult,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class TrialIdentity:
+    """What a result says of which trial it is."""
+
+    number: int
+    name: str | None
+    params: Params
+    spec_hash: str
+    retry_of: int | None
+    repeat_of: int | None
+
+
+@dataclass(slots=True)
+class RungKeeper:
+    """The driver's side of a trial: called with each rung, keeps it, judges it, decides.
+
+    `keep` puts the raw record on disk before anything judges it; `should_stop` is the search's
+    rung budget: a reason to stop, or None.
+    """
+
+    settings: StudySettings
+    keep: Callable[[RungRecord], None]
+    should_stop: Callable[[int, float], str | None]
+    on_judged: Callable[[RungResult], None]
+    rungs: list[RungResult] = field(default_factory=list)
+    invalid: str | None = None
+    stopped: str | None = None
+
+    def __call__(self, rung: RungRecord) -> bool:
+        """Keep and judge one rung; False ends the trial here."""
+        self.keep(rung)
+        return self.judge(rung)
+
+    def judge(self, rung: RungRecord) -> bool:
+        """Judge one rung that is already on disk."""
+        result = judge_rung(rung, self.settings.slo)
+        self.rungs.append(result)
+        self.on_judged(result)
+        if self._is_objective(result) and not result.valid:
+            self.invalid = f"at concurrency {result.concurrency}: {'; '.join(result.reasons)}"
+            return False
+        value = metric_value(result, self.settings.objectives[0].metric)
+        if value is None or len(self.settings.objectives) > 1:
+            return True
+        reason = self.should_stop(result.position, value)
+        is_last = result.position == count_rungs(self.settings) - 1
+        self.stopped = None if is_last else reason
+        return self.stopped is None
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the rungs kept so far already end the trial."""
+        ended = self.invalid is not None or self.stopped is not None
+        return ended or len(self.rungs) == count_rungs(self.settings)
+
+    def _is_objective(self, rung: RungResult) -> bool:
+        order = levels(self.settings)
+        return any(order[rung.position] == each.concurrency for each in self.settings.objectives)
+
+
+def conclude(
+    identity: TrialIdentity,
+    measured: Measurement | Failure,
+    keeper: RungKeeper,
+    launch: int | None,
+) -> TrialResult:
+    """The result of a trial; its values are present when every objective was measured."""
+    stage, outcome, reason, log_path = _outcome(measured, keeper)
+    values = objective_values(keeper.settings, keeper.rungs)
+    if outcome is Outcome.COMPLETE and values is None:
+        stage, outcome = Stage.JUDGE, Outcome.INVALID
+        reason = "an objective could not be computed: its sensor or records are missing"
+    return TrialResult(
+        number=identity.number,
+        name=identity.name,
+        params=identity.params,
+        resolved=measured.resolved if isinstance(measured, Measurement) else {},
+        outcome=outcome,
+        reason=reason,
+        retry_of=identity.retry_of,
+        repeat_of=identity.repeat_of,
+        spec_hash=identity.spec_hash,
+        launch=launch,
+        stage=stage,
+        values=values or (),
+        constraints=slo_constraints(keeper.settings, keeper.rungs),
+        rungs=tuple(keeper.rungs),
+        log_path=log_path,
+        timing_s={"measured": sum(rung.window_s for rung in keeper.rungs)},
+    )
+
+
+def objective_values(
+    settings: StudySettings, rungs: Sequence[RungResult]
+) -> tuple[float, ...] | None:
+    """The value of each objective, None when any is not there."""
+    values = []
+    for objective in settings.objectives:
+        rung = _rung_at(settings, rungs, objective.concurrency)
+        value = None if rung is None else metric_value(rung, objective.metric)
+        if value is None:
+            return None
+        values.append(value)
+    return tuple(values)
+
+
+def slo_constraints(settings: StudySettings, rungs: Sequence[RungResult]) -> tuple[float, ...]:
+    """Each limit's excess in seconds at the first objective's rung; <= 0 is kept.
+
+    A limit whose latency was not measured counts as missed by the limit itself.
+    """
+    rung = _rung_at(settings, rungs, settings.objectives[0].concurrency)
+    if rung is None:
+        return ()
+    excess = []
+    for limit in settings.slo:
+        value = metric_value(rung, f"{limit.metric}.{limit.percentile}")
+        excess.append(limit.limit_s if value is None else value - limit.limit_s)
+    return tuple(excess)
+
+
+def _outcome(
+    measured: Measurement | Failure, keeper: RungKeeper
+) -> tuple[Stage | None, Outcome, str | None, str | None]:
+    if isinstance(measured, Failure):
+        return measured.stage, measured.outcome, measured.message, measured.log_path
+    if keeper.invalid is not None:
+        return Stage.JUDGE, Outcome.INVALID, keeper.invalid, None
+    if keeper.stopped is not None:
+        return None, Outcome.PRUNED, keeper.stopped, None
+    return None, Outcome.COMPLETE, None, None
+
+
+def count_rungs(settings: StudySettings) -> int:
+    """How many rungs a whole trial has."""
+    return len(levels(settings))
+
+
+def _rung_at(
+    settings: StudySettings, rungs: Sequence[RungResult], level: float
+) -> RungResult | None:
+    position = levels(settings).index(level)
+    return next((rung for rung in rungs if rung.position == position), None)

@@ -1,0 +1,162 @@
+"""The pipeline in real time: every token once, in order, not before its time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+
+import pytest
+
+from runner.clock import Clock
+from runner.engines.emulator.serving import Demand, Serving
+from runner.pipeline import BatchReport, Pipeline, ServerShape
+from runner.profile import load_profile
+
+SCALE = 20.0
+SHAPE = ServerShape(pp_size=2, pp_async_batch_depth=2, max_running_requests=16)
+
+
+@dataclass
+class Sink:
+    """Keeps what it is given."""
+
+    clock: Clock
+    tokens: list[int] = field(default_factory=list)
+    read_s: list[float] = field(default_factory=list)
+    began: asyncio.Event = field(default_factory=asyncio.Event)
+    ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def deliver(self, completion_tokens: int, now_s: float, *, is_last: bool) -> None:
+        assert now_s <= self.clock.now_s()
+        self.tokens.append(completion_tokens)
+        self.read_s.append(now_s)
+        self.began.set()
+        if is_last:
+            self.ended.set()
+
+
+class Bench:
+    """A served pipeline and everything it said."""
+
+    def __init__(self) -> None:
+        self.clock = Clock(SCALE)
+        self.batches: list[BatchReport] = []
+        self.late_s: list[float] = []
+        pipeline = Pipeline(load_profile("cpu-blocking-pp2"), SHAPE, 1, self.clock.now_s())
+        self.serving = Serving(pipeline, self.clock, self.batches.append, self.late_s.append)
+
+    def sink(self) -> Sink:
+        return Sink(self.clock)
+
+
+def run(body: Callable[[Bench], Awaitable[None]]) -> None:
+    """Run a test on a loop of its own, with a limit in case nothing ends."""
+
+    async def limited() -> None:
+        bench = Bench()
+        async with asyncio.timeout(30):
+            await body(bench)
+        bench.serving.close()
+
+    asyncio.run(limited())
+
+
+def test_every_token_comes_once_and_in_order() -> None:
+    async def body(bench: Bench) -> None:
+        sinks = [bench.sink() for _ in range(12)]
+        for number, sink in enumerate(sinks):
+            bench.serving.submit(Demand(16, 10 + number), sink)
+        for number, sink in enumerate(sinks):
+            await sink.ended.wait()
+            assert sink.tokens == list(range(1, 11 + number))
+            assert sink.read_s == sorted(sink.read_s)
+        assert bench.serving.is_idle
+        decoded = sum(batch.running for batch in bench.batches if not batch.is_prefill)
+        assert decoded == sum(9 + number for number in range(12))
+
+    run(body)
+
+
+def test_no_token_comes_before_the_pipeline_says() -> None:
+    async def body(bench: Bench) -> None:
+        sink = bench.sink()
+        bench.serving.submit(Demand(16, 50), sink)
+        await sink.ended.wait()
+        planned_s = [batch.time_s for batch in bench.batches]
+        assert len(planned_s) == 50
+        assert all(p <= r for p, r in zip(planned_s, sink.read_s, strict=True))
+
+    run(body)
+
+
+def test_a_request_after_a_pause_is_served_like_the_first() -> None:
+    async def body(bench: Bench) -> None:
+        for _ in range(3):
+            sink = bench.sink()
+            bench.serving.submit(Demand(16, 3), sink)
+            await sink.ended.wait()
+            assert sink.tokens == [1, 2, 3]
+            await asyncio.sleep(0.01)
+
+    run(body)
+
+
+def test_an_aborted_request_hears_nothing_more_and_the_others_go_on() -> None:
+    async def body(bench: Bench) -> None:
+        aborted, other = bench.sink(), bench.sink()
+        name = bench.serving.submit(Demand(16, 3000), aborted)
+        bench.serving.submit(Demand(16, 20), other)
+        await aborted.began.wait()
+        assert bench.serving.abort(name)
+        heard = len(aborted.tokens)
+        await other.ended.wait()
+        assert len(aborted.tokens) == heard
+        assert not aborted.ended.is_set()
+        assert not bench.serving.abort(name)
+        last = bench.sink()
+        bench.serving.submit(Demand(16, 20), last)
+        await last.ended.wait()
+        assert bench.serving.is_idle
+
+    run(body)
+
+
+def test_a_frozen_server_delivers_nothing() -> None:
+    async def body(bench: Bench) -> None:
+        sink = bench.sink()
+        bench.serving.submit(Demand(16, 3000), sink)
+        await sink.began.wait()
+        bench.serving.freeze()
+        heard = len(sink.tokens)
+        await asyncio.sleep(0.05)
+        assert len(sink.tokens) == heard
+
+    run(body)
+
+
+def test_a_server_that_was_held_up_says_how_late_it_is() -> None:
+    async def body(bench: Bench) -> None:
+        sink = bench.sink()
+        bench.serving.submit(Demand(16, 500), sink)
+        await sink.began.wait()
+        Clock().sleep(0.05)  # the loop stands still, as on a machine without a free core
+        await sink.ended.wait()
+        assert max(bench.late_s) > 0.01
+        assert sink.tokens == list(range(1, 501))
+
+    run(body)
+
+
+@pytest.mark.parametrize("cap", [1, 3])
+def test_a_live_cap_bounds_every_later_batch(cap: int) -> None:
+    async def body(bench: Bench) -> None:
+        bench.serving.pipeline.set_cap(cap)
+        sinks = [bench.sink() for _ in range(8)]
+        for sink in sinks:
+            bench.serving.submit(Demand(16, 10), sink)
+        for sink in sinks:
+            await sink.ended.wait()
+        assert max(batch.running for batch in bench.batches) == cap
+
+    run(body)

@@ -1,0 +1,242 @@
+from __future__ import annotations
+
+import io
+import json
+import re
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.insight.report import choose_rungs, print_report, report_document
+from runner.insight.summary import format_number, summarize
+from runner.record.store import StudyState
+from runner.settings import Direction, Objective, StudySettings, Workload
+from runner.trial import Lengths, LoadProtocol, Outcome, TrialResult
+from tests.samples import PARAMS, make_ladder, make_result, make_rung, make_settings
+
+STUDY = make_settings()
+BASELINE = {"tp_size": 1, "pp_size": 8, "pp_async_batch_depth": 0}
+LONG_LADDER = (64, 48, 32, 16, 8, 1)
+
+
+def some_results() -> list[TrialResult]:
+    return [
+        make_result(0, 200.0, name="pp8-auto", params=BASELINE),
+        make_result(1, 500.0),
+        make_result(2, None, outcome=Outcome.INFEASIBLE, reason="out of memory:\n 3 GB short"),
+        make_result(3, 100.0, outcome=Outcome.PRUNED, values=(), rungs=make_ladder(100.0)[:1]),
+        make_result(4, 499.0),
+        make_result(5, 510.0, repeat_of=1),
+        make_result(6, 210.0, repeat_of=0, name="pp8-auto", params=BASELINE),
+    ]
+
+
+def printed(
+    results: list[TrialResult], settings: StudySettings = STUDY, state: StudyState | None = None
+) -> str:
+    stream = io.StringIO()
+    print_report(results, settings, stream, state)
+    return stream.getvalue()
+
+
+def lines_of(text: str, start: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip().startswith(start)]
+
+
+def test_document_has_the_four_keys_of_the_contract() -> None:
+    document = json.loads(json.dumps(report_document(some_results(), STUDY)))
+    assert list(document) == ["best", "contenders", "baselines", "trials"]
+    assert document["best"]["number"] == 1
+    assert document["contenders"] == [1, 4]
+    assert [result["number"] for result in document["baselines"]] == [0]
+    assert [result["number"] for result in document["trials"]] == list(range(7))
+
+
+def test_document_of_an_empty_study() -> None:
+    empty: dict[str, object] = {"best": None, "contenders": [], "baselines": [], "trials": []}
+    assert report_document([], STUDY) == empty
+
+
+def test_document_shows_a_baseline_that_failed_and_its_retry_when_that_worked() -> None:
+    failed = make_result(0, None, name="pp8-auto")
+    assert (
+        report_document([failed], STUDY)["baselines"] == report_document([failed], STUDY)["trials"]
+    )
+    retry = make_result(1, 100.0, name="pp8-auto", retry_of=0)
+    later_failure = make_result(2, None, name="pp8-auto", retry_of=1)
+    baselines = report_document([later_failure, failed, retry], STUDY)["baselines"]
+    assert isinstance(baselines, list)
+    assert [result["number"] for result in baselines] == [1]
+
+
+def test_table_has_one_row_per_setting_best_first_and_marks() -> None:
+    text = printed(some_results())
+    rows = [line for line in text.splitlines() if re.match(r"(best|~|slo|\s+)\s+#\d+ pp8", line)]
+    assert [row.split()[:2] for row in rows[:2]] == [["best", "#1"], ["~", "#4"]]
+    assert rows[2].split()[:4] == ["#0", "pp8", "d0", "[pp8-auto]"]
+    assert rows[0].split()[-8:] == ["50.5", "202", "505", "1600", "0.316", "1.25", "71.5", "2"]
+
+
+def test_table_names_what_failed_and_why() -> None:
+    text = printed(some_results())
+    assert lines_of(text, "#2") == [
+        "   #2 infeasible pp8 d8 cap4 graph triton out of memory: 3 GB short"
+    ]
+    assert lines_of(text, "#3") == [
+        "   #3 pruned     pp8 d8 cap4 graph triton clearly behind after C=32: 100 tokens/s"
+    ]
+
+
+def test_a_retried_trial_points_at_its_retry() -> None:
+    text = printed([make_result(0, None), make_result(1, 100.0, retry_of=0)])
+    assert "server exited with -9 (measured again as #1)" in text
+
+
+def test_verdict_says_what_won_by_how_much_and_how_often_it_was_measured() -> None:
+    text = printed(some_results())
+    best = "Best: #1 pp8 d8 cap4 graph triton: 505 tokens/s at C=32, measured twice."
+    ratio = "2.46 times baseline pp8-auto (#0: 205 tokens/s at C=32, measured twice)."
+    assert best in text
+    assert ratio in text
+    assert "from 2 re-measurements" in text
+    assert "Not to be told from the best: #4." in text
+
+
+def test_verdict_of_a_study_in_which_nothing_worked() -> None:
+    text = printed([make_result(0, None, name="pp8-auto")])
+    assert "No setting was measured to its end" in text
+    assert "Best:" not in text
+
+
+def test_verdict_names_a_baseline_without_a_value() -> None:
+    text = printed([make_result(0, None, name="tp8"), make_result(1, 100.0)])
+    assert "Baseline tp8 has no value to compare with" in text
+
+
+def test_verdict_doubts_a_lead_within_the_noise() -> None:
+    text = printed([make_result(0, 100.0, name="tp8"), make_result(1, 100.5)])
+    assert "1.00 times baseline tp8 (#0: 100 tokens/s at C=32, measured once), within" in text
+
+
+def test_settings_that_miss_a_limit_are_marked() -> None:
+    results = [make_result(0, 300.0, constraints=(0.4,)), make_result(1, 100.0, constraints=(0.0,))]
+    text = printed(results)
+    assert [row.split()[0] for row in text.splitlines() if " pp8 d8" in row][:2] == ["best", "slo"]
+    assert "slo misses a latency limit" in text
+    alone = printed(results[:1])
+    assert "No setting keeps every latency limit" in alone
+
+
+def test_head_counts_trials() -> None:
+    text = printed(some_results(), state=StudyState.INTERRUPTED)
+    head = "demo: 4 of 20 trials: 3 complete, 1 pruned; 2 re-measurements, 1 infeasible"
+    assert text.splitlines()[0] == f"{head} (interrupted)"
+
+
+@pytest.mark.parametrize(
+    ("state", "is_resumable"),
+    [(StudyState.INTERRUPTED, True), (StudyState.STOPPED, True), (StudyState.FINISHED, False)],
+)
+def test_next_steps_are_commands(state: StudyState, is_resumable: bool) -> None:
+    stream = io.StringIO()
+    print_report(some_results(), STUDY, stream, state, home_option=" --home /data")
+    assert "runner ui demo --home /data\n" in stream.getvalue()
+    assert ("runner resume demo --home /data\n" in stream.getvalue()) == is_resumable
+
+
+def test_numbers_of_a_model_are_called_that() -> None:
+    assert "simulated rtx-pro-6000-x8-kimi-k2.6: a model's numbers; closed_loop" in printed([])
+
+
+def test_unavailable_power_is_a_dash_not_a_zero() -> None:
+    rungs = (make_rung(32, 100.0, power_w=None, tokens_per_joule=None, ttft_s=None),)
+    text = printed([make_result(0, 100.0, rungs=rungs)])
+    row = next(line for line in text.splitlines() if line.startswith("best"))
+    assert row.split()[-6:] == ["100", "-", "-", "-", "71.5", "1"]
+
+
+def test_an_objective_without_a_column_gets_one() -> None:
+    objective = Objective("e2e_s.p90", 8, Direction.MINIMIZE)
+    settings = make_settings(objectives=(objective,))
+    text = printed([make_result(0, 100.0, values=(3.25,))], settings)
+    assert next(line for line in text.splitlines() if line.startswith("best")).endswith(" 3.25")
+    assert "e2e_s.p90 3.25 at C=8" in text
+
+
+def long_study() -> tuple[list[TrialResult], StudySettings]:
+    work = Workload(
+        LoadProtocol.BURST, Lengths("uniform", 100, 300), Lengths.fixed(128), LONG_LADDER, (), 0.0
+    )
+    objective = Objective("output_throughput", 64, Direction.MAXIMIZE)
+    settings = make_settings(workload=work, objectives=(objective,))
+    rungs = tuple(make_rung(c, 1234.5 * c / 64, position=n) for n, c in enumerate(LONG_LADDER))
+    params = {**PARAMS, "pp_max_micro_batch_size": 64, "attention_backend": "flashinfer"}
+    return [make_result(n, 1234.5, rungs=rungs, params=params) for n in range(120)], settings
+
+
+def test_a_wide_study_fits_a_page_and_says_what_is_left_out() -> None:
+    text = printed(*long_study())
+    assert max(len(line) for line in text.splitlines()) <= 100
+    assert "C=1  C=16  C=32  C=48  C=64" in text
+    assert "no room for C=8" in " ".join(text.split())
+    assert "and 107 more." in text
+
+
+def test_plain_text_carries_no_colour_and_no_blanks_at_line_ends() -> None:
+    text = printed(some_results())
+    assert "\x1b" not in text
+    assert all(line == line.rstrip() for line in text.splitlines())
+
+
+class FakeTerminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_gets_colour(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm-256color")
+    monkeypatch.setenv("COLUMNS", "80")
+    stream = FakeTerminal()
+    print_report(some_results(), STUDY, stream)
+    plain = re.sub(r"\x1b\[[0-9;]*m", "", stream.getvalue())
+    assert plain != stream.getvalue()
+    assert max(len(line) for line in plain.splitlines()) <= 80
+
+
+@given(st.sets(st.integers(1, 512), min_size=1), st.integers(-3, 20), st.data())
+def test_the_rung_of_the_objective_is_always_shown(
+    ladder: set[int], room: int, data: st.DataObject
+) -> None:
+    objective = data.draw(st.sampled_from(sorted(ladder)))
+    shown = choose_rungs(sorted(ladder), objective, room)
+    assert objective in shown
+    assert list(shown) == sorted(set(shown))
+    assert len(shown) == max(1, min(room, len(ladder)))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (0.0, "0.000"),
+        (0.1234, "0.123"),
+        (1.234, "1.23"),
+        (12.34, "12.3"),
+        (123.4, "123"),
+        (123456.7, "123457"),
+        (-5.0, "-5.00"),
+    ],
+)
+def test_numbers_have_three_digits(value: float | None, text: str) -> None:
+    assert format_number(value) == text
+
+
+def test_values_of_a_setting_are_means_of_its_measurements() -> None:
+    results = [
+        make_result(0, 100.0, rungs=make_ladder(100.0)),
+        make_result(1, 200.0, rungs=make_ladder(200.0)[:1], repeat_of=0),
+    ]
+    row = summarize(results, STUDY).rows[0]
+    assert row.throughput == (10.0, 40.0, 150.0)
+    assert row.objective == 150.0

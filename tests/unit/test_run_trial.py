@@ -1,0 +1,132 @@
+"""The straight line of a trial, on servers that do what a test tells them."""
+
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from runner.errors import ClusterLost, Infeasible, Interrupted, Invalid, LoadFailed, RunnerError
+from runner.run_trial import run_trial
+from runner.trial import (
+    ClientHealth,
+    Failure,
+    Lengths,
+    LoadPlan,
+    LoadProtocol,
+    LoadRun,
+    Measurement,
+    Outcome,
+    Params,
+    PowerSample,
+    RungRecord,
+    Stage,
+    TrialSpec,
+)
+
+
+def plan(phase: str, concurrency: int = 4) -> LoadPlan:
+    lengths = Lengths.fixed(8)
+    return LoadPlan(phase, LoadProtocol.CLOSED_LOOP, concurrency, lengths, lengths, seed=0)
+
+
+TRIAL = TrialSpec(
+    number=3,
+    params={"pp_size": 2},
+    live={"pp_max_micro_batch_size": 2},
+    rungs=(plan("rung-0", 32), plan("rung-1", 8), plan("rung-2", 1)),
+    warmup=plan("warmup", 32),
+    spec_hash="abc",
+)
+
+
+@dataclass
+class ScriptedServers:
+    """Records what it was asked; raises `error` when it comes to `phase`."""
+
+    phase: str = ""
+    error: RunnerError | None = None
+    calls: list[str] = field(default_factory=list)
+
+    def _step(self, phase: str) -> None:
+        self.calls.append(phase)
+        if phase == self.phase and self.error is not None:
+            raise self.error
+
+    def set_live(self, live: Params) -> Params:
+        self._step("live")
+        return {**live, "tp_size": 1}
+
+    def run_load(self, plan: LoadPlan) -> LoadRun:
+        self._step(plan.phase)
+        return LoadRun((), 0.0, 1.0, 2.0, is_steady=True, client=ClientHealth(0.1, 0.0))
+
+    def read_power(self, start_s: float, end_s: float) -> tuple[PowerSample, ...]:
+        self._step(f"power {start_s:.0f}-{end_s:.0f}")
+        return ()
+
+    def check_alive(self) -> None:
+        self._step("alive")
+
+
+def test_a_trial_is_one_line() -> None:
+    servers, seen = ScriptedServers(), list[RungRecord]()
+
+    measured = run_trial(TRIAL, servers, lambda rung: seen.append(rung) is None)
+
+    assert measured == Measurement(
+        {"pp_max_micro_batch_size": 2, "tp_size": 1}, rungs_measured=3, stopped_early=False
+    )
+    assert [(rung.position, rung.concurrency) for rung in seen] == [(0, 32), (1, 8), (2, 1)]
+    rung = ["power 1-2", "alive"]
+    assert servers.calls == ["live", "warmup", "rung-0", *rung, "rung-1", *rung, "rung-2", *rung]
+
+
+def test_the_driver_may_stop_it_between_rungs() -> None:
+    servers = ScriptedServers()
+
+    measured = run_trial(TRIAL, servers, lambda rung: rung.position < 1)
+
+    assert isinstance(measured, Measurement)
+    assert (measured.rungs_measured, measured.stopped_early) == (2, True)
+    assert "rung-2" not in servers.calls
+
+
+def test_it_continues_at_its_next_unmeasured_rung() -> None:
+    servers = ScriptedServers()
+
+    run_trial(replace(TRIAL, first_rung=2), servers, lambda _: True)
+
+    assert [call for call in servers.calls if call.startswith(("warm", "rung"))] == [
+        "warmup",
+        "rung-2",
+    ]
+
+
+def test_nothing_left_to_measure_asks_only_what_resolved() -> None:
+    servers = ScriptedServers()
+
+    run_trial(replace(TRIAL, first_rung=3), servers, lambda _: True)
+
+    assert servers.calls == ["live"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "error", "stage", "outcome"),
+    [
+        ("live", Infeasible("cap 99"), Stage.LIVE, Outcome.INFEASIBLE),
+        ("warmup", LoadFailed("all failed"), Stage.WARMUP, Outcome.FAILED),
+        ("rung-1", Invalid("throttled"), Stage.MEASURE, Outcome.INVALID),
+        ("alive", ClusterLost("node died"), Stage.MEASURE, Outcome.LOST),
+    ],
+)
+def test_typed_failures_become_values(
+    phase: str, error: RunnerError, stage: Stage, outcome: Outcome
+) -> None:
+    measured = run_trial(TRIAL, ScriptedServers(phase, error), lambda _: True)
+
+    assert isinstance(measured, Failure)
+    assert (measured.stage, measured.outcome, measured.message) == (stage, outcome, str(error))
+
+
+def test_an_interruption_is_no_failure() -> None:
+    with pytest.raises(Interrupted):
+        run_trial(TRIAL, ScriptedServers("rung-0", Interrupted("asked")), lambda _: True)

@@ -1,0 +1,148 @@
+"""What SGLang makes of its flags on a machine, and what it refuses."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.profile import load_profile
+from runner.shape import (
+    ServerShape,
+    graph_sizes,
+    memory_used_bytes,
+    refusal,
+    resolve,
+    shape_of,
+    slots,
+    stage_layers,
+    start_phases,
+)
+
+RTX = load_profile("rtx-pro-6000-x8-kimi-k2.6")
+H200 = load_profile("h200-llama-3.1-8b")
+CPU = load_profile("cpu-blocking-pp2")
+
+
+def test_parameters_become_a_shape() -> None:
+    shape = shape_of({"tp_size": 2, "pp_size": 4, "cuda_graph": False, "trust_remote_code": True})
+    assert shape == ServerShape(tp_size=2, pp_size=4, cuda_graph=False)
+    assert shape_of({"disable_cuda_graph": True}).cuda_graph is False
+    assert shape.gpus == 8
+
+
+def test_slots_are_stages_plus_depth() -> None:
+    assert slots(ServerShape(pp_size=8, pp_async_batch_depth=8)) == 16
+    assert slots(ServerShape(pp_size=1, pp_async_batch_depth=8)) == 1
+
+
+def test_the_last_stages_take_the_remaining_layers() -> None:
+    assert stage_layers(61, 8) == (7, 7, 7, 8, 8, 8, 8, 8)
+    assert stage_layers(32, 1) == (32,)
+
+
+@given(st.integers(1, 200), st.integers(1, 16))
+def test_every_layer_has_a_stage(layers: int, pp_size: int) -> None:
+    split = stage_layers(layers, pp_size)
+    assert (len(split), sum(split)) == (pp_size, layers)
+    assert max(split) - min(split) <= 1
+
+
+def test_graph_sizes_are_those_of_sglang() -> None:
+    assert graph_sizes(24) == (1, 2, 4, 8, 12, 16, 24)
+    assert len(graph_sizes(256)) == 36
+
+
+def test_the_reference_deployment_resolves_its_auto_cap() -> None:
+    resolved = resolve(RTX, ServerShape(pp_size=8, pp_async_batch_depth=8))
+    assert resolved.max_running_requests == 64
+    assert resolved.pp_max_micro_batch_size == 8
+    assert resolved.cuda_graph_max_bs == 64
+    assert resolved.attention_backend == "triton"
+    assert resolved.mem_fraction_static == 0.88
+    assert resolve(RTX, ServerShape(pp_size=8, max_running_requests=4)).pp_max_micro_batch_size == 1
+
+
+def test_the_h200_resolves_as_a_real_server_there() -> None:
+    resolved = resolve(H200, ServerShape())
+    assert resolved.max_total_tokens == pytest.approx(906_051, rel=0.02)
+    assert resolved.max_running_requests == pytest.approx(3539, rel=0.02)
+    assert (resolved.chunked_prefill_size, resolved.cuda_graph_max_bs) == (8192, 256)
+
+
+def test_start_phases_are_those_measured() -> None:
+    with_graphs = start_phases(H200, ServerShape())
+    assert 46 < with_graphs.total_s < 55
+    assert 33 < start_phases(H200, ServerShape(cuda_graph=False)).total_s < 39
+    assert list(with_graphs.by_name) == [
+        "import",
+        "init",
+        "load_weights",
+        "kv_cache",
+        "cuda_graph",
+        "warmup",
+    ]
+    assert 100 < start_phases(RTX, ServerShape(pp_size=8)).total_s < 140
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ServerShape(tp_size=8),
+        ServerShape(tp_size=8, ep_size=8),
+        ServerShape(pp_size=8, pp_async_batch_depth=8),
+        ServerShape(tp_size=2, pp_size=4, attention_backend="flashinfer"),
+        ServerShape(pp_size=8, max_running_requests=512, cuda_graph=False),
+    ],
+)
+def test_what_fits_starts(shape: ServerShape) -> None:
+    assert refusal(RTX, shape) is None
+    assert memory_used_bytes(RTX, shape) <= RTX.gpu.memory_bytes
+
+
+@pytest.mark.parametrize(
+    ("shape", "reason"),
+    [
+        (ServerShape(tp_size=4), "out of memory: the weights take 137.1 GB"),
+        (ServerShape(pp_size=4), "out of memory"),
+        (ServerShape(tp_size=8, mem_fraction_static=0.5), "raise mem_fraction_static"),
+        (ServerShape(tp_size=8, mem_fraction_static=0.99), "lower mem_fraction_static"),
+        (ServerShape(tp_size=4, pp_size=4), "needs 16 GPUs, rtx-pro-6000-x8-kimi-k2.6 has 8"),
+        (ServerShape(tp_size=3), "does not divide the 64 attention heads"),
+        (ServerShape(tp_size=4, pp_size=2, ep_size=3), "ep_size 3"),
+        (ServerShape(tp_size=8, pp_max_micro_batch_size=0), "at least 1"),
+        (ServerShape(pp_size=8, pp_async_batch_depth=-1), "the depth at least 0"),
+        (ServerShape(pp_size=8, attention_backend="fa3"), "SM120; choose one of triton"),
+        (ServerShape(pp_size=8, attention_backend="trtllm_mla"), "SM120"),
+        (ServerShape(pp_size=8, attention_backend="wave"), "not available"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_its_reason(shape: ServerShape, reason: str) -> None:
+    message = refusal(RTX, shape)
+    assert message is not None
+    assert reason in message
+
+
+@pytest.mark.parametrize(
+    ("shape", "advice"),
+    [
+        (ServerShape(mem_fraction_static=0.995, cuda_graph_max_bs=512), "or cuda_graph_max_bs"),
+        (ServerShape(mem_fraction_static=0.1), "raise mem_fraction_static"),
+    ],
+)
+def test_the_h200_runs_out_of_memory_where_a_real_one_does(shape: ServerShape, advice: str) -> None:
+    message = refusal(H200, shape)
+    assert message is not None
+    assert message.startswith("out of memory")
+    assert advice in message
+
+
+def test_a_model_without_experts_has_no_expert_parallelism() -> None:
+    assert refusal(replace(H200, gpus=8), ServerShape(tp_size=2, ep_size=2)) is not None
+
+
+def test_more_stages_than_layers_are_refused() -> None:
+    message = refusal(replace(CPU, gpus=8), ServerShape(pp_size=8))
+    assert message == "pp_size 8 is more than the model's 4 layers"

@@ -1,0 +1,265 @@
+"""Simulated servers: the contract of RunningServers, and exactness."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+
+import pytest
+
+from runner.engines.simulated import SimulatedServers, place_on_clock
+from runner.errors import ConfigError, Infeasible
+from runner.launch import plan_launch
+from runner.measure.metrics import judge_rung
+from runner.plans import rung_plans, warmup_plan
+from runner.run_trial import run_trial
+from runner.settings import StudySettings
+from runner.trial import (
+    LaunchSpec,
+    Lengths,
+    LoadPlan,
+    LoadProtocol,
+    LoadRun,
+    Measurement,
+    Params,
+    RequestStatus,
+    RungRecord,
+    RunningServers,
+    TrialSpec,
+)
+from tests.samples import make_settings
+
+SETTINGS = make_settings()
+PP8: Params = {"tp_size": 1, "pp_size": 8, "pp_async_batch_depth": 8, "cuda_graph": True}
+CPU = replace(
+    SETTINGS,
+    engine=replace(SETTINGS.engine, profile="cpu-blocking-pp2"),
+    hardware=replace(SETTINGS.hardware, gpus=2),
+)
+CPU_PP2: Params = {"pp_size": 2, "pp_async_batch_depth": 2, "max_running_requests": 16}
+
+
+def servers_of(params: Params, settings: StudySettings = SETTINGS) -> SimulatedServers:
+    plan = plan_launch(settings, params)
+    launch = LaunchSpec(1, plan.key, plan.server_args, plan.replicas, plan.gpus_per_replica)
+    return SimulatedServers(settings, launch)
+
+
+def make_plan(**changes: object) -> LoadPlan:
+    plan = LoadPlan(
+        phase="rung-0",
+        protocol=LoadProtocol.CLOSED_LOOP,
+        concurrency=8,
+        prompt_tokens=Lengths.fixed(16),
+        output_tokens=Lengths("uniform", 10, 30),
+        seed=7,
+        min_window_s=0.5,
+        max_window_s=3.0,
+    )
+    return replace(plan, **changes)  # type: ignore[arg-type] # any field of LoadPlan
+
+
+def judged(servers: SimulatedServers, plan: LoadPlan) -> RungRecord:
+    load = servers.run_load(plan)
+    power = servers.read_power(load.window_start_s, load.window_end_s)
+    return RungRecord(0, plan.concurrency, load, power)
+
+
+def test_a_closed_loop_keeps_its_requests_in_flight() -> None:
+    rung = judged(servers_of(CPU_PP2, CPU), make_plan())
+    result = judge_rung(rung, (), make_plan())
+    assert result.valid, result.reasons
+    assert result.achieved_concurrency == pytest.approx(8, rel=0.05)
+    assert result.window_s >= 0.5
+    cut = [record for record in rung.load.records if record.status is RequestStatus.CUT]
+    assert len(cut) == 8
+
+
+def test_records_add_up() -> None:
+    load = servers_of(CPU_PP2, CPU).run_load(make_plan())
+    for record in load.records:
+        assert record.output_tokens == len(record.token_s)
+        times_s = [record.send_s, *record.token_s]
+        assert all(a < b for a, b in pairwise(times_s))
+        if record.status is RequestStatus.OK:
+            assert record.output_tokens == record.wanted_tokens
+            assert (record.first_token_s, record.end_s) == (record.token_s[0], record.token_s[-1])
+
+
+def test_requests_are_dealt_to_the_replicas_in_turn() -> None:
+    servers = servers_of({"pp_size": 1, "max_running_requests": 16}, CPU)
+    load = servers.run_load(make_plan(concurrency=3, is_warmup=True))
+    assert [record.replica for record in load.records] == [0, 1, 0]
+
+
+def test_a_data_parallel_server_deals_to_its_engines() -> None:
+    servers = servers_of({"dp_size": 2, "max_running_requests": 1}, CPU)
+    load = servers.run_load(make_plan(concurrency=2, is_warmup=True))
+    assert {record.replica for record in load.records} == {0}
+    first, second = load.records
+    assert second.token_s[0] < first.token_s[-1], "one engine would serve one after the other"
+
+
+@pytest.mark.parametrize("changes", [{"is_warmup": True}, {"protocol": LoadProtocol.BURST}])
+def test_warmup_and_burst_send_each_stream_one_request(changes: dict[str, object]) -> None:
+    load = servers_of(CPU_PP2, CPU).run_load(make_plan(**changes))
+    assert [record.status for record in load.records] == [RequestStatus.OK] * 8
+    assert load.is_steady
+    assert load.window_end_s == max(record.end_s for record in load.records)
+
+
+def test_an_open_loop_sends_at_its_rate() -> None:
+    plan = make_plan(
+        protocol=LoadProtocol.OPEN_LOOP, rate=40.0, min_window_s=5.0, max_window_s=20.0
+    )
+    load = servers_of(CPU_PP2, CPU).run_load(plan)
+    sent = [r for r in load.records if load.window_start_s < r.send_s <= load.window_end_s]
+    assert len(sent) / (load.window_end_s - load.window_start_s) == pytest.approx(40.0, rel=0.25)
+
+
+def test_a_shared_prefix_is_served_from_the_cache() -> None:
+    plan = make_plan(shared_prefix=0.5)
+    load = servers_of(CPU_PP2, CPU).run_load(plan)
+    assert {record.cached_tokens for record in load.records if record.token_s} == {8}
+    without = servers_of({**CPU_PP2, "disable_radix_cache": True}, CPU).run_load(plan)
+    assert {record.cached_tokens for record in without.records} == {0}
+
+
+def test_power_is_sampled_on_every_gpu_around_the_window() -> None:
+    servers = servers_of(PP8)
+    rung = judged(servers, make_plan(concurrency=4))
+    by_gpu = {
+        uuid: [s for s in rung.power if s.gpu_uuid == uuid]
+        for uuid in (f"GPU-sim-{index}" for index in range(8))
+    }
+    assert sum(len(samples) for samples in by_gpu.values()) == len(rung.power)
+    for samples in by_gpu.values():
+        assert samples[0].time_s <= rung.load.window_start_s
+        assert samples[-1].time_s >= rung.load.window_end_s
+        gaps_s = [b.time_s - a.time_s for a, b in pairwise(samples)]
+        assert gaps_s == pytest.approx([0.1] * len(gaps_s))
+        assert all(88.0 <= (s.power_w or 0.0) <= 600.0 for s in samples)
+        energies_j = [s.energy_j or 0.0 for s in samples]
+        assert energies_j == sorted(energies_j)
+
+
+def test_energy_counters_do_not_fall_from_rung_to_rung() -> None:
+    servers = servers_of(CPU_PP2, CPU)
+    first = judged(servers, make_plan())
+    second = judged(servers, make_plan(phase="rung-1"))
+    assert first.power[-1].time_s < second.power[0].time_s
+    assert (first.power[-1].energy_j or 0.0) < (second.power[0].energy_j or 0.0)
+
+
+def test_a_phase_does_not_depend_on_what_ran_before() -> None:
+    fresh, used = servers_of(CPU_PP2, CPU), servers_of(CPU_PP2, CPU)
+    used.set_live({"pp_max_micro_batch_size": 2})
+    used.run_load(make_plan(phase="warmup", is_warmup=True))
+    used.run_load(make_plan(phase="rung-0", seed=3))
+    used.set_live({})
+    plan = make_plan(phase="rung-1")
+    assert judged(used, plan) == judged(fresh, plan)
+
+
+def test_phases_and_seeds_have_noise_of_their_own() -> None:
+    servers = servers_of(CPU_PP2, CPU)
+    plans = [make_plan(), make_plan(seed=8), make_plan(phase="rung-1")]
+    lengths_s = {run.window_end_s - run.window_start_s for run in map(servers.run_load, plans)}
+    assert len(lengths_s) == 3
+
+
+def test_rungs_have_their_place_on_the_clock() -> None:
+    starts_s = [place_on_clock(make_plan(phase=f"rung-{position}")) for position in range(3)]
+    assert starts_s == [18.0, 24.0, 30.0]
+    assert place_on_clock(make_plan(phase="warmup", is_warmup=True)) == 0.0
+
+
+def test_the_clock_stands_behind_the_last_load() -> None:
+    servers = servers_of(CPU_PP2, CPU)
+    load = servers.run_load(make_plan())
+    assert servers.now_s() > load.window_end_s
+
+
+def test_the_cap_is_set_live_within_its_range() -> None:
+    servers = servers_of({**PP8, "max_running_requests": 64})
+    assert servers.set_live({"pp_max_micro_batch_size": 4})["pp_max_micro_batch_size"] == 4
+    assert servers.set_live({})["pp_max_micro_batch_size"] == 8
+    for cap in (0, 9):
+        with pytest.raises(Infeasible, match=r"out of the valid range \[1, 8\]"):
+            servers.set_live({"pp_max_micro_batch_size": cap})
+    with pytest.raises(Infeasible, match="max_running_requests cannot be changed"):
+        servers.set_live({"max_running_requests": 3})
+
+
+def test_the_cap_changes_what_is_measured() -> None:
+    servers = servers_of({**PP8, "max_running_requests": 64})
+    plan = make_plan(protocol=LoadProtocol.BURST, concurrency=32, max_window_s=60.0)
+    wide = servers.run_load(plan)
+    servers.set_live({"pp_max_micro_batch_size": 4})
+    narrow = servers.run_load(plan)
+    assert wall_s(narrow) < 0.9 * wall_s(wide)
+
+
+def wall_s(load: LoadRun) -> float:
+    return load.window_end_s - load.window_start_s
+
+
+def test_defaults_are_resolved_and_unknown_arguments_kept() -> None:
+    servers = servers_of({**PP8, "trust_remote_code": True})
+    assert servers.set_live({}) == {
+        "tp_size": 1,
+        "pp_size": 8,
+        "dp_size": 1,
+        "ep_size": 1,
+        "pp_async_batch_depth": 8,
+        "pp_max_micro_batch_size": 8,
+        "max_running_requests": 64,
+        "max_total_tokens": servers.resolved.max_total_tokens,
+        "chunked_prefill_size": 8192,
+        "mem_fraction_static": 0.88,
+        "attention_backend": "triton",
+        "cuda_graph": True,
+        "cuda_graph_max_bs": 64,
+        "trust_remote_code": True,
+    }
+    assert servers.server_info()["model"] == "Kimi-K2.6"
+    assert servers.phase_s["load_weights"] > 10
+
+
+@pytest.mark.parametrize(
+    ("params", "settings", "message"),
+    [
+        ({"tp_size": 4}, SETTINGS, "out of memory"),
+        ({"tp_size": 8, "attention_backend": "fa3"}, SETTINGS, "fa3 does not run"),
+        ({"pp_size": 2}, replace(CPU, hardware=SETTINGS.hardware), "set hardware.gpus to 2"),
+    ],
+)
+def test_what_cannot_start_is_infeasible(
+    params: Params, settings: StudySettings, message: str
+) -> None:
+    with pytest.raises(Infeasible, match=message):
+        servers_of(params, settings)
+
+
+def test_a_profile_is_needed() -> None:
+    settings = replace(SETTINGS, engine=replace(SETTINGS.engine, profile=None))
+    with pytest.raises(ConfigError, match=r"engine\.profile: missing"):
+        servers_of(PP8, settings)
+
+
+def test_a_whole_trial_runs_on_them() -> None:
+    servers: RunningServers = servers_of(CPU_PP2, CPU)
+    measure = replace(CPU.measure, min_window_s=0.5, max_window_s=3.0)
+    settings = replace(CPU, measure=measure)
+    rungs = rung_plans(settings, 4)
+    trial = TrialSpec(4, CPU_PP2, {}, rungs, warmup_plan(settings, 4), spec_hash="0")
+    seen: list[RungRecord] = []
+
+    def go_on(rung: RungRecord) -> bool:
+        seen.append(rung)
+        return True
+
+    outcome = run_trial(trial, servers, go_on)
+    assert isinstance(outcome, Measurement)
+    assert outcome.rungs_measured == len(seen) == 3
+    assert all(judge_rung(r, (), p).valid for r, p in zip(seen, rungs, strict=True))

@@ -1,0 +1,93 @@
+"""Stage times: physics in the right direction, and where it can be computed by hand, exactly."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from runner.profile import load_profile
+from runner.shape import ServerShape
+from runner.stage import StageModel, distinct_experts, expert_imbalance
+
+RTX = load_profile("rtx-pro-6000-x8-kimi-k2.6")
+CPU = load_profile("cpu-blocking-pp2")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "expected"), [(1, 8.0), (2, 15.8), (4, 30.9), (8, 59.6), (32, 189.0), (48, 244.0)]
+)
+def test_distinct_experts_of_independent_tokens(tokens: int, expected: float) -> None:
+    assert distinct_experts(384, 8, tokens, overlap=0.0) == pytest.approx(expected, rel=0.01)
+
+
+@given(st.integers(1, 5000), st.floats(0.0, 0.9))
+def test_more_tokens_hit_more_experts_up_to_all(tokens: int, overlap: float) -> None:
+    few = distinct_experts(384, 8, tokens, overlap)
+    many = distinct_experts(384, 8, tokens + 1, overlap)
+    assert 8.0 - 1e-9 <= few <= many <= 384.0
+
+
+def test_experts_dealt_whole_are_uneven_until_all_are_hit() -> None:
+    assert expert_imbalance(8.0, 384, groups=1) == 1.0
+    assert expert_imbalance(384.0, 384, groups=8) == 1.0
+    assert expert_imbalance(8.0, 384, 8) > expert_imbalance(100.0, 384, 8) > 1.0
+
+
+def decode_s(shape: ServerShape, batch_size: int) -> list[float]:
+    model = StageModel(RTX, shape)
+    return list(model.cost(batch_size, batch_size, has_graph=True).gpu_s)
+
+
+def test_one_stage_reads_its_weights_once_per_step() -> None:
+    model, gpu = RTX.model, RTX.gpu
+    read = 7 * (model.shared_bytes + 8 * model.expert_bytes) / gpu.bandwidth_bytes_per_s
+    tails = 7 * RTX.kernels.layer_s
+    first = decode_s(ServerShape(pp_size=8), 1)[0]
+    assert first == pytest.approx(read + tails, rel=0.01)
+
+
+def test_the_last_stage_is_the_slowest() -> None:
+    times_s = decode_s(ServerShape(pp_size=8), 8)
+    assert times_s[-1] == max(times_s)
+    assert times_s[0] == times_s[2] < times_s[3] == times_s[6] < times_s[7]
+
+
+def test_a_collective_costs_more_the_more_gpus_take_part() -> None:
+    model = StageModel(RTX, ServerShape(tp_size=8))
+    alone = sum(decode_s(ServerShape(pp_size=8), 1))
+    (together,) = model.cost(1, 1, has_graph=True).gpu_s
+    assert together > alone
+    (pair, _, _, _) = decode_s(ServerShape(tp_size=2, pp_size=4), 1)
+    (quad, _) = decode_s(ServerShape(tp_size=4, pp_size=2), 1)
+    assert 4 * pair < alone
+    assert quad < together
+
+
+def test_eager_launches_cost_cpu_time_per_layer() -> None:
+    model = StageModel(RTX, ServerShape(pp_size=8))
+    eager = model.cost(1, 1, has_graph=False).launch_s
+    assert eager[0] == pytest.approx(7 * RTX.host.eager_layer_s)
+    assert model.cost(1, 1, has_graph=True).launch_s == (RTX.host.graph_launch_s,) * 8
+
+
+def test_graphs_are_replayed_up_to_the_largest_captured_size() -> None:
+    model = StageModel(RTX, ServerShape(pp_size=8, cuda_graph_max_bs=4))
+    assert model.has_graph(4, is_prefill=False)
+    assert not model.has_graph(5, is_prefill=False)
+    assert not model.has_graph(1, is_prefill=True)
+    assert StageModel(RTX, ServerShape(tp_size=8)).has_graph(8, is_prefill=True)
+    native = StageModel(CPU, ServerShape(pp_size=2, attention_backend="torch_native"))
+    assert not native.has_graph(1, is_prefill=False)
+
+
+def test_backends_differ_by_a_few_percent() -> None:
+    triton = sum(decode_s(ServerShape(pp_size=8), 1))
+    flashinfer = sum(decode_s(ServerShape(pp_size=8, attention_backend="flashinfer"), 1))
+    assert 0.93 < flashinfer / triton < 0.99
+
+
+def test_the_power_limit_is_kept() -> None:
+    model = StageModel(RTX, ServerShape(pp_size=8))
+    decode, prefill = model.cost(8, 8, has_graph=True), model.cost(8192, 8, has_graph=False)
+    assert decode.busy_w < prefill.busy_w <= RTX.gpu.power_limit_w

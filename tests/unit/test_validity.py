@@ -1,0 +1,158 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from runner.measure.metrics import judge_rung
+from runner.trial import (
+    ClientHealth,
+    Lengths,
+    LoadPlan,
+    LoadProtocol,
+    LoadRun,
+    PowerSample,
+    RequestRecord,
+    RequestStatus,
+    RungRecord,
+)
+
+PLAN = LoadPlan(
+    phase="rung-0",
+    protocol=LoadProtocol.CLOSED_LOOP,
+    concurrency=2,
+    prompt_tokens=Lengths.fixed(100),
+    output_tokens=Lengths.fixed(2),
+    seed=0,
+)
+
+
+def request(number: int, stream: int) -> RequestRecord:
+    """Two streams, one request of one second after the other."""
+    send_s = float(number)
+    return RequestRecord(
+        request_id=f"r-{stream}-{number}",
+        replica=0,
+        send_s=send_s,
+        first_token_s=send_s + 0.5,
+        end_s=send_s + 1.0,
+        token_s=(send_s + 0.5, send_s + 1.0),
+        prompt_tokens=100,
+        output_tokens=2,
+        wanted_tokens=2,
+        cached_tokens=0,
+        status=RequestStatus.OK,
+    )
+
+
+REQUESTS = tuple(request(number, stream) for number in range(30) for stream in range(2))
+POWER = tuple(
+    PowerSample(second / 2, "GPU-a", 300.0, None, 0.9, 1000, 2000.0, throttled=False)
+    for second in range(62)
+)
+LOAD = LoadRun(REQUESTS, 0.0, 5.0, 25.0, is_steady=True, client=ClientHealth(0.3, 0.004))
+RUNG = RungRecord(0, 2, LOAD, POWER)
+
+
+def reasons(rung: RungRecord, plan: LoadPlan | None = PLAN) -> tuple[str, ...]:
+    result = judge_rung(rung, (), plan)
+    assert result.valid == (not result.reasons)
+    return result.reasons
+
+
+def with_load(**changes: object) -> RungRecord:
+    return replace(RUNG, load=replace(LOAD, **changes))  # type: ignore[arg-type]
+
+
+def with_first(count: int, **changes: object) -> RungRecord:
+    changed = [replace(each, **changes) for each in REQUESTS[:count]]  # type: ignore[arg-type]
+    return with_load(records=(*changed, *REQUESTS[count:]))
+
+
+def test_a_fair_rung_has_no_reasons() -> None:
+    assert reasons(RUNG) == ()
+    assert reasons(RUNG, None) == ()
+
+
+@pytest.mark.parametrize(
+    ("rung", "reason"),
+    [
+        (with_load(is_steady=False), "not steady: the token rate still drifted"),
+        (
+            with_load(client=ClientHealth(0.95, 0.0)),
+            "the load generator was the limit: it used 95% of a core (at most 90%)",
+        ),
+        (
+            with_load(client=ClientHealth(0.1, 0.08)),
+            "the load generator was the limit: it ran 80 ms late (at most 50 ms)",
+        ),
+        (
+            with_first(1, status=RequestStatus.FAILED, error="HTTP 500: oops"),
+            "error rate: 1 of 60 requests failed (at most 1%); the first: HTTP 500: oops",
+        ),
+        (
+            with_first(3, wanted_tokens=4),
+            "3 of 60 requests returned another number of tokens than asked for; the first: 2 of 4",
+        ),
+        (
+            with_first(60, cached_tokens=60),
+            "the prefix cache served 60% of the prompt tokens, but prompts share only 0%",
+        ),
+        (
+            replace(RUNG, concurrency=3),
+            "only 2.0 of 3 requests were in flight on average (at least 90%)",
+        ),
+        (
+            replace(RUNG, power=tuple(replace(each, throttled=True) for each in POWER)),
+            "GPU GPU-a was slowed down by heat or by its power supply",
+        ),
+        (
+            replace(RUNG, power=(*POWER[:20], *POWER[40:])),
+            "the power of GPU GPU-a was not read for 10.5 s",
+        ),
+    ],
+    ids=lambda value: value.split(":")[0] if isinstance(value, str) else "",
+)
+def test_each_unfairness_is_named(rung: RungRecord, reason: str) -> None:
+    found = reasons(rung)
+    assert len(found) == 1
+    assert found[0].startswith(reason)
+
+
+def test_silence_is_named() -> None:
+    found = reasons(with_load(window_start_s=40.0, window_end_s=50.0))
+    assert "no output token arrived in the window" in found
+
+
+def test_several_reasons_are_all_told() -> None:
+    rung = with_load(is_steady=False, client=ClientHealth(0.95, 0.08))
+    assert len(reasons(rung)) == 3
+
+
+def test_what_was_cut_on_purpose_is_no_error() -> None:
+    assert reasons(with_first(2, status=RequestStatus.CUT, wanted_tokens=9)) == ()
+
+
+def test_a_share_of_the_prompt_that_is_common_may_be_cached() -> None:
+    rung = with_first(60, cached_tokens=50)
+    assert reasons(rung, replace(PLAN, shared_prefix=0.5)) == ()
+    assert len(reasons(rung, replace(PLAN, shared_prefix=0.25))) == 1
+
+
+def test_a_burst_need_not_keep_its_concurrency() -> None:
+    rung = replace(RUNG, concurrency=60)
+    assert len(reasons(rung)) == 1
+    assert reasons(rung, replace(PLAN, protocol=LoadProtocol.BURST)) == ()
+
+
+def test_an_open_loop_must_keep_up_with_its_arrivals() -> None:
+    plan = replace(PLAN, protocol=LoadProtocol.OPEN_LOOP, rate=2.0)
+    assert reasons(RUNG, plan) == ()
+    slow = with_first(60, end_s=90.0)
+    assert reasons(slow, plan) == ("the servers did not keep up: 40 requests arrived, 0 finished",)
+
+
+def test_a_gpu_without_any_power_sensor_is_no_reason() -> None:
+    blind = tuple(replace(each, power_w=None) for each in POWER)
+    assert reasons(replace(RUNG, power=blind)) == ()
+    assert reasons(replace(RUNG, power=())) == ()
