@@ -35,7 +35,7 @@ LADDER = (32, 8, 1)
 WINDOW_S = 20.0
 
 
-def write_trial(store: StudyStore, result: TrialResult, samples_per_gpu: int = 60) -> None:
+def write_trial(store: StudyStore, result: TrialResult, samples_per_gpu: int = 24) -> None:
     """Put a trial with all its files into the store, result last."""
     anchor = ClockAnchor(START_S + 60 * result.number, 1000.0 * result.number, SCALE)
     if result.launch is not None:
@@ -157,10 +157,12 @@ def demo_trials() -> list[TrialResult]:
     return trials
 
 
-def write_study(store: StudyStore, settings: StudySettings) -> list[TrialResult]:
+def write_study(
+    store: StudyStore, settings: StudySettings, samples_per_gpu: int = 24
+) -> list[TrialResult]:
     """The demo trials, on disk."""
     store.create({"name": settings.name}, {"python": "3.11.2"})
     trials = demo_trials()
     for result in trials:
-        write_trial(store, result)
+        write_trial(store, result, samples_per_gpu)
     return trials

@@ -130,6 +130,7 @@ class Session:
     settings: StudySettings | None = None
     started_s: float = 0.0
     done_before: int = 0
+    counted_s: float = 0.0
     results: list[TrialResult] = field(default_factory=list)
     launch: RunningLaunch | None = None
     trial: RunningTrial | None = None
@@ -152,7 +153,9 @@ class Session:
                 done = rung.position + 1
                 self.trial = self.trial and replace(self.trial, rungs_done=done, glimpse=None)
             case TrialDone(result):
+                before = self.done
                 self.results.append(result)
+                self.counted_s = now_s if self.done > before else self.counted_s
                 self.launch = self.trial = None
             case StudyEnded() | Note():
                 pass
@@ -177,13 +180,17 @@ class Session:
     def eta_s(self, now_s: float) -> float | None:
         """Wall seconds to the last wanted trial, at this session's mean pace; None: no pace yet.
 
-        Re-measurements at the end come on top.
+        Re-measurements at the end come on top. A trial that takes longer than the mean does not
+        count as done: the others are still to come.
         """
         done_here = self.done - self.done_before
         left = self.wanted - self.done
         if left <= 0:
             return 0.0
-        return (now_s - self.started_s) / done_here * left if done_here > 0 else None
+        if done_here <= 0:
+            return None
+        pace_s = (self.counted_s - self.started_s) / done_here
+        return max(pace_s * left - (now_s - self.counted_s), pace_s * (left - 1))
 
     def best_words(self, *, with_setting: bool = True) -> str | None:
         """`#5 pp8 d8 cap4 graph triton 582 tokens/s at C=32`."""

@@ -25,7 +25,7 @@ LEAST_LABEL_WIDTH, MOST_LABEL_WIDTH = 18, 34
 PADDING = (0, 1, 0, 0)
 STYLES = {"best": "bold green", "~": "green", "slo": "yellow", "": ""}
 LEGEND = {
-    "~": "~ cannot be told from the best at this noise",
+    "~": "~ within the noise of the best",
     "slo": "slo misses a latency limit",
 }
 

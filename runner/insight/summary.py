@@ -104,8 +104,8 @@ def count_words(results: Sequence[TrialResult], settings: StudySettings) -> str:
 
 def format_number(value: float | None) -> str:
     """At least three significant digits, no exponent; a dash for what is unavailable."""
-    if value is None:
-        return "-"
+    if not value:
+        return "-" if value is None else "0"
     for limit, digits in ((100.0, 0), (10.0, 1), (1.0, 2)):
         if abs(value) >= limit:
             return f"{value:.{digits}f}"

@@ -129,7 +129,7 @@ def test_picture_shows_trial_launch_best_done_and_eta() -> None:
     session.observe(LaunchPhase(2, "load_weights"), 30.0)
     text = picture(session, 40.0)
     assert "1/20 trials" in text
-    assert "about 12 min 40 s left" in text  # 19 left at 40 s each
+    assert "about 9 min 20 s left" in text  # 19 left at 30 s each, 10 s of them gone
     assert "#7    pp8 d8 cap4 graph triton" in text
     assert "launch 2: load_weights, 10 s" in text
     assert "best  #0 pp8 d8 cap4 graph triton 300 tokens/s at C=32" in text
@@ -151,6 +151,8 @@ def test_eta_is_paced_by_this_session_only() -> None:
     assert session.eta_s(560.0) is None
     session.observe(TrialDone(make_result(11, 100.0)), 620.0)
     assert session.eta_s(620.0) == 120.0 * 9
+    assert session.eta_s(650.0) == 120.0 * 9 - 30.0
+    assert session.eta_s(10_000.0) == 120.0 * 8  # the trial that runs takes its time
 
 
 def test_nothing_is_left_when_all_are_done() -> None:

@@ -26,7 +26,7 @@ from typing import TypeAlias
 from runner.engines.processes import ProcessId, is_running
 
 MAGIC = b"GPUFILE1"
-SEATS = 8
+SEATS = 4
 _IDENTITY = struct.Struct("<8sI64s64sQdddddd")
 _OFFSET = struct.Struct("<ddd")
 _SEAT = struct.Struct("<qqqddd")
@@ -172,6 +172,8 @@ class GpuFile:
         finally:
             os.close(descriptor)
         self.birth = _unpack_birth(self._memory[: _IDENTITY.size])
+        self._seen = b""
+        self._seats: tuple[Seat, ...] = ()
 
     @staticmethod
     def create(path: Path, birth: GpuBirth) -> None:
@@ -189,7 +191,11 @@ class GpuFile:
         _OFFSET_CELL.write(self._memory, _offset_values(offset))
 
     def seats(self) -> tuple[Seat, ...]:
-        return tuple(_seat(cell.read(self._memory)) for cell in _SEAT_CELLS)
+        raw = self._memory[_OFFSET_CELL.end :]
+        if raw != self._seen:  # most readings find nothing new
+            self._seen = raw
+            self._seats = tuple(_seat(cell.read(self._memory)) for cell in _SEAT_CELLS)
+        return self._seats
 
     def set_seat(self, place: int, seat: Seat) -> None:
         _SEAT_CELLS[place].write(self._memory, _seat_values(seat))

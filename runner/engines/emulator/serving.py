@@ -114,8 +114,7 @@ class Serving:
         now_s = self._clock.now_s()
         for _ in range(STEPS_PER_TURN):
             step_s = self.pipeline.next_step_s()
-            self._deliver(now_s if step_s is None else min(step_s, now_s), now_s)
-            if self._is_frozen:
+            if not self._deliver(now_s if step_s is None else min(step_s, now_s), now_s):
                 return
             if step_s is None or step_s > now_s:
                 break
@@ -127,7 +126,8 @@ class Serving:
         self._sleep()
         self._tell_lateness(now_s)
 
-    def _deliver(self, until_s: float, now_s: float) -> None:
+    def _deliver(self, until_s: float, now_s: float) -> bool:
+        """Hand out what is due; False when that froze the server."""
         due = self._due
         if due and due[0].time_s <= until_s:
             self._latest_s = max(self._latest_s, now_s - due[0].time_s)
@@ -140,7 +140,8 @@ class Serving:
                 del self._sinks[token.request_id]
             sink.deliver(token.completion_tokens, now_s, is_last=token.is_last)
             if self._is_frozen:
-                return
+                return False
+        return True
 
     def _sleep(self) -> None:
         """Until the next step or token; at once, after the sockets, when that time is past."""
