@@ -29,6 +29,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Interrupted as error:
         print(f"runner: {error}", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except KeyboardInterrupt:
+        print("\nrunner: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
     except RunnerError as error:
         print(f"runner: {error}", file=sys.stderr)
         return EXIT_STOPPED

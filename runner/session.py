@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -24,8 +24,9 @@ from runner.insight.live import Note, StudyEnded, StudyStarted, View
 from runner.insight.ranking import rank
 from runner.insight.report import print_report, report_document
 from runner.insight.terminal import view_for
+from runner.record.background import BackgroundTracker
 from runner.record.environment import describe_environment
-from runner.record.store import StudyStore
+from runner.record.store import StudyState, StudyStore
 from runner.record.tracking import Tracker
 from runner.search.study import Search
 from runner.settings import StudySettings
@@ -55,7 +56,8 @@ def run_session(request: SessionRequest) -> int:
         for lease in end_orphans(store.leases_folder):
             view.handle(Note(f"ended the server of a dead run: pid {lease.pid}"))
         search = Search(settings, settings.storage or store.optuna_url)
-        tracker = Tracker(settings.tracking_uri or store.mlflow_uri, store, settings)
+        uri = settings.tracking_uri or store.mlflow_uri
+        tracker = BackgroundTracker(lambda: Tracker(uri, store, settings))
         launches = HeldLaunch(lambda: request.open_executor(settings, store), store, view)
         study = Study(settings, store, search, tracker, launches, view)
         with interruptible(launches, store, request.command):
@@ -66,24 +68,27 @@ def run_session(request: SessionRequest) -> int:
 
 
 def drive(study: Study, command: str) -> None:
-    """Tune with the view open; whatever happens, servers end and MLflow's parent run is closed."""
+    """Tune with the view open; raises Interrupted with the command that continues the study."""
     study.view.handle(StudyStarted(study.settings, tuple(study.store.results()), command))
-    state = "stopped"
+    state = StudyState.STOPPED
     try:
-        try:
+        with closing(study.launches):
             tune(study)
-            state = "finished"
-        finally:
-            study.launches.close()
+        state = StudyState.FINISHED
     except Interrupted as error:
-        state = "interrupted"
+        state = StudyState.INTERRUPTED
         raise Interrupted(f"{error}; continue with: {command}") from error
     finally:
-        best = rank(study.store.results(), study.settings).best
-        study.tracker.finish(state, None if best is None else best.number)
-        study.store.write_state(state, study.settings.search.trials)
-        study.view.handle(StudyEnded(state))
-        study.view.close()
+        with closing(study.view):
+            end(study, state)
+
+
+def end(study: Study, state: StudyState) -> None:
+    """Write down how the session ended, in the study's folder and in MLflow."""
+    study.store.write_state(state, study.settings.search.trials)
+    study.view.handle(StudyEnded(state))
+    best = rank(study.store.results(), study.settings).best
+    study.tracker.finish(state, None if best is None else best.number)
 
 
 def open_study(store: StudyStore, settings: StudySettings) -> None:

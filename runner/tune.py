@@ -1,9 +1,10 @@
 """The loop: ask, launch, measure, store, log, tell. A study cut off anywhere continues here.
 
 Order of writing, so that a kill at any instant loses nothing: raw records of each rung, then
-result.json (its presence is the state), then MLflow, then Optuna. What a dead driver left behind
-is found in that order too: a trial that is RUNNING in Optuna is told if its result.json is there,
-else measured under its number from its next unmeasured rung.
+result.json (its presence is the state), then Optuna, then MLflow in the background. What a dead
+driver left behind is found in that order too: a trial that is RUNNING in Optuna is told if its
+result.json is there, else measured under its number from its next unmeasured rung; results that
+MLflow does not have are logged when the study continues.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from runner.insight.live import Note, RungDone, TrialDone, TrialStarted, View
 from runner.launch import LaunchPlan, plan_launch
 from runner.plans import rung_plans, warmup_plan
 from runner.record.store import StudyStore
-from runner.record.tracking import Tracker
+from runner.record.background import BackgroundTracker
 from runner.run_trial import run_trial
 from runner.search.proposals import Proposal
 from runner.search.study import Search
@@ -47,7 +48,7 @@ class Study:
     settings: StudySettings
     store: StudyStore
     search: Search
-    tracker: Tracker
+    tracker: BackgroundTracker
     launches: HeldLaunch
     view: View
 
@@ -103,6 +104,7 @@ def measure(study: Study, proposal: Proposal) -> TrialResult:
     )
     keeper = RungKeeper(
         settings=study.settings,
+        plans=rung_plans(study.settings, proposal.number),
         keep=partial(study.store.write_rung, proposal.number),
         should_stop=partial(report_rung, study, proposal.number),
         on_judged=partial(judged, study, proposal.number),
@@ -190,9 +192,9 @@ def finish(study: Study, result: TrialResult) -> None:
 
 
 def log_and_tell(study: Study, result: TrialResult) -> None:
-    """MLflow, then Optuna, then the view. Every step may be repeated after a kill."""
-    study.tracker.log_trial(result)
+    """Tell Optuna, then MLflow; what a kill leaves out is told and logged by the next session."""
     study.search.tell(result)
+    study.tracker.log_trial(result)
     study.view.handle(TrialDone(result))
 
 

@@ -10,6 +10,7 @@ from runner.plans import levels
 from runner.settings import StudySettings
 from runner.trial import (
     Failure,
+    LoadPlan,
     Measurement,
     Outcome,
     Params,
@@ -41,6 +42,7 @@ class RungKeeper:
     """
 
     settings: StudySettings
+    plans: Sequence[LoadPlan]
     keep: Callable[[RungRecord], None]
     should_stop: Callable[[int, float], str | None]
     on_judged: Callable[[RungResult], None]
@@ -55,7 +57,7 @@ class RungKeeper:
 
     def judge(self, rung: RungRecord) -> bool:
         """Judge one rung that is already on disk."""
-        result = judge_rung(rung, self.settings.slo)
+        result = judge_rung(rung, self.settings.slo, self.plans[rung.position])
         self.rungs.append(result)
         self.on_judged(result)
         if self._is_objective(result) and not result.valid:
@@ -65,7 +67,7 @@ class RungKeeper:
         if value is None or len(self.settings.objectives) > 1:
             return True
         reason = self.should_stop(result.position, value)
-        is_last = result.position == count_rungs(self.settings) - 1
+        is_last = result.position == len(self.plans) - 1
         self.stopped = None if is_last else reason
         return self.stopped is None
 
@@ -73,7 +75,7 @@ class RungKeeper:
     def is_decided(self) -> bool:
         """Whether the rungs kept so far already end the trial."""
         ended = self.invalid is not None or self.stopped is not None
-        return ended or len(self.rungs) == count_rungs(self.settings)
+        return ended or len(self.rungs) == len(self.plans)
 
     def _is_objective(self, rung: RungResult) -> bool:
         order = levels(self.settings)
@@ -151,11 +153,6 @@ def _outcome(
     if keeper.stopped is not None:
         return None, Outcome.PRUNED, keeper.stopped, None
     return None, Outcome.COMPLETE, None, None
-
-
-def count_rungs(settings: StudySettings) -> int:
-    """How many rungs a whole trial has."""
-    return len(levels(settings))
 
 
 def _rung_at(

@@ -43,7 +43,7 @@ class ReplicaProxy:
     """A ServerActor as a ReplicaHandle."""
 
     def __init__(self, actor: ActorHandle[Any]) -> None:
-        self._actor = actor
+        self._actor: Any = actor  # Ray types the methods of Any actors as never returning
 
     def gpu_indices(self) -> tuple[int, ...]:
         return cast("tuple[int, ...]", result_of(self._actor.gpu_indices.remote()))
@@ -74,7 +74,7 @@ class LoadProxy:
     """A LoadActor as a LoadHandle."""
 
     def __init__(self, actor: ActorHandle[Any]) -> None:
-        self._actor = actor
+        self._actor: Any = actor  # Ray types the methods of Any actors as never returning
 
     def run(self, plan: LoadPlan, targets: Sequence[Target], shard: int, shards: int) -> LoadRun:
         return cast("LoadRun", result_of(self._actor.run.remote(plan, targets, shard, shards)))
@@ -90,7 +90,7 @@ class MeterProxy:
     """A MeterActor as a MeterHandle."""
 
     def __init__(self, actor: ActorHandle[Any]) -> None:
-        self._actor = actor
+        self._actor: Any = actor  # Ray types the methods of Any actors as never returning
 
     def gpus(self) -> tuple[GpuIdentity, ...]:
         return cast("tuple[GpuIdentity, ...]", result_of(self._actor.gpus.remote()))
@@ -114,7 +114,7 @@ class SimulatedProxy:
     """A SimulatedActor as a RunningLaunch."""
 
     def __init__(self, actor: ActorHandle[Any]) -> None:
-        self._actor = actor
+        self._actor: Any = actor  # Ray types the methods of Any actors as never returning
 
     @property
     def report(self) -> LaunchReport:

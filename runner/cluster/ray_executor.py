@@ -35,6 +35,7 @@ from runner.cluster.proxies import (
     first_line,
 )
 from runner.cluster.servers import STREAMS_PER_LOAD, HttpServers, LaunchParts
+from runner.engines.lease import end_own
 from runner.engines.program import program_for
 from runner.engines.sglang.server import ReplicaSpec
 from runner.errors import ClusterLost, Interrupted, StudyError
@@ -99,6 +100,7 @@ class RayExecutor:
                 servers.stop()
         except ClusterLost:
             self._drop_group()
+            end_own(self._leases_folder)  # what a lost actor could not end itself
             raise
 
     def interrupt(self) -> None:

@@ -112,7 +112,7 @@ class Tracker:
         """End the parent run and name the best trial (default: the best value so far)."""
         if best is None and self._best is not None:
             best = self._best.number
-        tags = {"state": state}
+        tags = {"state": StudyState(state).value}
         if best is not None:
             tags["best_trial"] = str(best)
         self.terminate_stale()

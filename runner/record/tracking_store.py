@@ -61,11 +61,16 @@ class RunSight:
     tags: Mapping[str, str]
 
 
+def sqlite_path(uri: str) -> Path | None:
+    """The file of a sqlite store; None for a server."""
+    return Path(uri.removeprefix(SQLITE)) if uri.startswith(SQLITE) else None
+
+
 def store_lock(uri: str) -> AbstractContextManager[None]:
     """The lock under which a store is created and migrated; servers need none."""
-    if not uri.startswith(SQLITE):
+    path = sqlite_path(uri)
+    if path is None:
         return nullcontext()
-    path = Path(uri.removeprefix(SQLITE))
     return hold_lock(path.with_name(f"{path.name}.lock"), LockMode.WAIT)
 
 
@@ -87,8 +92,11 @@ class MlflowStore:
         self._errors = (mlflow.exceptions.MlflowException, SQLAlchemyError)
         for name in ("mlflow.store.db.utils", "alembic"):  # tables being made; locks being retried
             logging.getLogger(name).setLevel(logging.CRITICAL)
+        # MLflow's tables use what SQLAlchemy will drop one day; theirs to change.
+        warnings.filterwarnings("ignore", "The ``noload`` loader strategy", DeprecationWarning)
         with store_lock(uri):
-            self._client: Any = self._patiently(self._open)
+            self._make_tables()
+            self._client: Any = self._patiently(lambda: self._open(uri))
 
     def experiment(self, name: str, artifacts: str | None, tags: Mapping[str, str]) -> str:
         """The id of the experiment, made or brought back if needed, with these tags set."""
@@ -165,13 +173,21 @@ class MlflowStore:
         """Give a run its last status."""
         self._patiently(lambda: self._client.set_terminated(run_id, status.value, end_ms))
 
-    def _open(self) -> object:
+    def _make_tables(self) -> None:
+        """Make a new sqlite store beside its place: one that was cut off is made anew."""
+        path = sqlite_path(self.uri)
+        if path is None or path.exists():
+            return
+        fresh = path.with_name(f".{path.name}.new")
+        for leftover in path.parent.glob(f"{fresh.name}*"):
+            leftover.unlink()
+        self._patiently(lambda: self._open(f"{SQLITE}{fresh}"))
+        fresh.replace(path)
+
+    def _open(self, uri: str) -> object:
         """A client whose store was asked once, so that its tables are there."""
-        with warnings.catch_warnings():
-            # MLflow's tables use what SQLAlchemy will drop one day; theirs to change.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            client = self._mlflow.MlflowClient(self.uri)
-            client.search_experiments(max_results=1)
+        client = self._mlflow.MlflowClient(uri)
+        client.search_experiments(max_results=1)
         return client
 
     def _search(self, experiment: str, query: str, token: str | None) -> Any:  # noqa: ANN401

@@ -23,7 +23,7 @@ from typing import IO
 from runner.errors import ConfigError, StudyError
 from runner.record.run_views import page
 from runner.record.store import StudyStore
-from runner.record.tracking_store import SQLITE, store_lock
+from runner.record.tracking_store import sqlite_path, store_lock
 
 HOST = "127.0.0.1"
 USUAL_PORT = 5000
@@ -44,7 +44,7 @@ LOCAL = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 def serve(home: Path, name: str | None, port: int | None) -> int:
     """Show the store of a home (one study's page first) until Ctrl-C; returns the exit code."""
     uri, artifacts = tracking_of(home, name)
-    if not uri.startswith(SQLITE):
+    if sqlite_path(uri) is None:
         _say(f"The study is shown by the MLflow server it logs to: {uri}")
         return 0
     with _ended_by_signals(), contextlib.suppress(KeyboardInterrupt):
@@ -61,8 +61,8 @@ def tracking_of(home: Path, name: str | None) -> tuple[str, Path]:
     uri = store.mlflow_uri
     if name is not None:
         uri = (store.read_study()["settings"].get("tracking") or {}).get("uri") or uri
-    path = Path(uri.removeprefix(SQLITE))
-    if uri.startswith(SQLITE) and not path.exists():
+    path = sqlite_path(uri)
+    if path is not None and not path.exists():
         raise ConfigError(
             f"there is no MLflow store at {path} yet: start a study with runner tune, "
             "or name the right folder with --home"

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import optuna
+from optuna.exceptions import StorageInternalError
 from optuna.samplers import RandomSampler
 from optuna.storages import RDBStorage
 from optuna.trial import FrozenTrial, TrialState
@@ -63,6 +65,7 @@ class TrialStorage:
             load_if_exists=True,
         )
         self._study_id = self._storage.get_study_id_from_name(settings.name)
+        self._ids: dict[int, int] = {}
         if self._study.directions != directions(settings):
             found = " and ".join(each.name.lower() for each in self._study.directions)
             wanted = " and ".join(each.direction for each in settings.objectives)
@@ -136,7 +139,11 @@ class TrialStorage:
         self._storage.engine.dispose()
 
     def _id(self, number: int) -> int:
-        return self._storage.get_trial_id_from_study_id_trial_number(self._study_id, number)
+        if number not in self._ids:
+            self._ids[number] = self._storage.get_trial_id_from_study_id_trial_number(
+                self._study_id, number
+            )
+        return self._ids[number]
 
     def _past(self, trial: FrozenTrial) -> PastTrial:
         attrs = trial.user_attrs
@@ -164,19 +171,22 @@ class TrialStorage:
 
 
 def open_database(url: str) -> RDBStorage:
-    """Open or create the database of a storage URL.
-
-    SQLite waits for its lock: someone may be looking at the study (a dashboard, a backup).
-    """
+    """Open or create the database of a storage URL; any that Optuna can use."""
     try:
-        is_sqlite = make_url(url).get_backend_name() == "sqlite"
-        connect_args = {"timeout": LOCK_WAIT_S} if is_sqlite else {}
-        return RDBStorage(
-            url, engine_kwargs={"connect_args": connect_args, "pool_pre_ping": not is_sqlite}
-        )
-    except (SQLAlchemyError, ImportError) as error:
-        cause = str(error).splitlines()[0]
+        return RDBStorage(url, engine_kwargs=database_options(url))
+    except (SQLAlchemyError, StorageInternalError, ImportError) as error:
+        cause = str(error.__cause__ or error).splitlines()[0]
         raise ConfigError(
             f"the search storage cannot be opened: {cause}; check the storage URL of the study, "
             "for example postgresql://HOST/DATABASE"
         ) from error
+
+
+def database_options(url: str) -> dict[str, Any]:
+    """How to connect: SQLite waits for its lock, since a dashboard or backup may hold it.
+
+    Connections to a server are tried before use: they may lie idle for as long as a trial takes.
+    """
+    if make_url(url).get_backend_name() == "sqlite":
+        return {"connect_args": {"timeout": LOCK_WAIT_S}}
+    return {"pool_pre_ping": True}

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from runner.errors import StudyError
 from runner.launch import spec_hash
-from runner.search.budget import reason_to_stop, spent_budget
+from runner.search.budget import OBJECTIVE_POSITION, reason_to_stop, spent_budget
 from runner.search.history import Counts, PastTrial, count
 from runner.search.proposals import (
     Proposal,
@@ -97,7 +97,7 @@ class Search:
         constraints = self._constraints_of(result)
         values = self._values_of(result)
         if result.outcome is Outcome.PRUNED and len(result.values) == 1 and not trial.reported:
-            self._storage.report(result.number, 0, result.values[0])
+            self.report(result.number, OBJECTIVE_POSITION, result.values[0])
         self._storage.add_params(result.number, self._found(trial, result))
         self._storage.add_constraints(result.number, constraints)
         self._storage.end(result.number, result.outcome, result.reason, values)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import urllib.error
@@ -12,6 +14,7 @@ import urllib.request
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -21,7 +24,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.remote.webdriver import WebDriver
 from selenium.webdriver.support.ui import WebDriverWait
 
-from runner.errors import ConfigError
+from runner.errors import ConfigError, StudyError
 from runner.record.run_views import page, run_page
 from runner.record.store import StudyStore
 from runner.record.tracking import Tracker
@@ -36,6 +39,7 @@ FLAGS = (
     "--disable-background-networking --disable-component-update --disable-sync "
     "--window-size=1900,1250"
 )
+CLOSE_ASSISTANT = "[data-component-id='mlflow.assistant.chat_panel.close']"
 SETTINGS = make_settings(
     parameters=(
         Choices("tp_size", (1, 8)),
@@ -45,10 +49,14 @@ SETTINGS = make_settings(
         Choices("attention_backend", ("triton", "flashinfer")),
     )
 )
-# What the page shows in a chart card: its title, and how many lines Plotly has drawn in it.
-CARDS = """
-return [...document.querySelectorAll('[data-testid="experiment-view-compare-runs-card"]')]
-    .map(card => [card.innerText.split('\\n')[0], card.querySelectorAll('.scatterlayer .trace').length])
+# The curves that Plotly has drawn, by the title of their card: a list of [x, y] for each line.
+CURVES = """
+const cards = [...document.querySelectorAll('[data-testid="experiment-view-compare-runs-card"]')];
+const drawn = cards.filter(card => card.querySelector('.scatterlayer .trace path'));
+return drawn.map(card => [
+    card.innerText.split('\\n')[0],
+    card.querySelector('.js-plotly-plot').data.map(line => [[...line.x], [...line.y]]),
+]);
 """
 
 
@@ -107,29 +115,31 @@ def wait_for_text(browser: WebDriver, *words: str) -> str:
     WebDriverWait(browser, PATIENCE_S).until(
         lambda opened: all(word in text_of(opened) for word in words), f"page lacks one of {words}"
     )
+    for button in browser.find_elements(By.CSS_SELECTOR, CLOSE_ASSISTANT):
+        button.click()
     return text_of(browser)
 
 
-def close_assistant(browser: WebDriver) -> None:
-    """MLflow opens a chat beside the page at the first visit."""
-    for button in browser.find_elements(By.CSS_SELECTOR, "button[aria-label*='lose']"):
-        if button.is_displayed() and button.location["x"] > 1400:
-            button.click()
+def wait_for_curves(browser: WebDriver, title: str, lines: int) -> list[tuple[Any, ...]]:
+    """The (x, y) of each line of the chart, once at least `lines` of them are drawn."""
 
+    def drawn(opened: WebDriver) -> list[Any]:
+        curves: dict[str, list[Any]] = dict(opened.execute_script(CURVES))
+        found = curves.get(title, [])
+        return found if len(found) >= lines else []
 
-def lines_of(browser: WebDriver) -> dict[str, int]:
-    return {str(title): int(count) for title, count in browser.execute_script(CARDS)}
+    found = WebDriverWait(browser, PATIENCE_S).until(drawn, f"{title} is not drawn")
+    return [tuple(zip(x, y, strict=True)) for x, y in found]
 
 
 @pytest.mark.browser
 def test_the_run_list_shows_the_trials_best_first(
-    shown: Shown, browser: WebDriver, shots: Path
+    browser: WebDriver, shown: Shown, shots: Path
 ) -> None:
     browser.get(study_page(shown.address, "demo"))
     text = wait_for_text(browser, "10 matching runs", "#5 pp8 d0 cap4 graph triton", "infeasible")
-    close_assistant(browser)
     browser.save_screenshot(shots / "runs.png")
-    order = [line for line in text.splitlines() if line.startswith("#")]
+    order = [line for line in text.splitlines() if re.match(r"#\d+ ", line)]
     assert order[0] == "#5 pp8 d0 cap4 graph triton"
     assert set(order[-2:]) == {"#8 pp8 d0 cap8 graph flashinfer", "#9 pp8 d1 cap8 graph triton"}
     assert "#0 tp8" in order
@@ -142,56 +152,59 @@ def test_the_run_list_shows_the_trials_best_first(
 
 @pytest.mark.browser
 def test_the_charts_show_throughput_over_concurrency(
-    shown: Shown, browser: WebDriver, shots: Path
+    browser: WebDriver, shown: Shown, shots: Path
 ) -> None:
     browser.get(page(shown.address, shown.experiment, charts=True))
     wait_for_text(browser, "Over concurrency (the step)", "output_throughput", "power_w")
-    close_assistant(browser)
-    WebDriverWait(browser, PATIENCE_S).until(
-        lambda opened: lines_of(opened).get("output_throughput", 0) >= 8, "too few lines"
-    )
+    lines = wait_for_curves(browser, "output_throughput", 8)
+    wait_for_curves(browser, "tokens_per_joule", 8)
     browser.save_screenshot(shots / "charts.png")
-    assert lines_of(browser)["power_w"] >= 8
+    assert ((1, 53), (8, 238.5), (32, 530)) in lines
+    assert ((1, 21), (8, 94.5), (32, 210)) in lines
 
 
 @pytest.mark.browser
 def test_a_trials_page_shows_its_command_and_its_rungs(
-    shown: Shown, browser: WebDriver, shots: Path
+    browser: WebDriver, shown: Shown, shots: Path
 ) -> None:
     browser.get(run_page(shown.address, shown.experiment, shown.run_id, "overview"))
     wait_for_text(browser, "#5 pp8 d0 cap4 graph triton", "python -m sglang.launch_server")
-    close_assistant(browser)
     browser.save_screenshot(shots / "trial.png")
     browser.get(run_page(shown.address, shown.experiment, shown.run_id, "model-metrics"))
     wait_for_text(browser, "output_throughput", "Step")
-    WebDriverWait(browser, PATIENCE_S).until(
-        lambda opened: lines_of(opened).get("achieved_concurrency") == 1, "no line drawn"
-    )
+    lines = wait_for_curves(browser, "output_throughput", 1)
     browser.save_screenshot(shots / "rungs.png")
+    assert ((1, 53), (8, 238.5), (32, 530)) in lines
 
 
 @pytest.mark.browser
-def test_a_trials_page_shows_watts_over_time(shown: Shown, browser: WebDriver, shots: Path) -> None:
+def test_a_trials_page_shows_watts_over_time(browser: WebDriver, shown: Shown, shots: Path) -> None:
     browser.get(run_page(shown.address, shown.experiment, shown.run_id, "system-metrics"))
     wait_for_text(browser, "gpu_0_power_usage_watts", "gpu_0_utilization", "Time")
-    WebDriverWait(browser, PATIENCE_S).until(
-        lambda opened: lines_of(opened).get("gpu_0_power_usage_watts") == 1, "no line drawn"
-    )
+    lines = wait_for_curves(browser, "gpu_0_power_usage_watts", 1)
     browser.save_screenshot(shots / "power.png")
+    longest = max(lines, key=len)
+    assert 50 <= len(longest) <= 1000
+    watts = [power_w for _, power_w in longest]
+    assert 90 < min(watts) < max(watts) < 310
 
 
+@pytest.mark.slow
 def test_the_server_answers_this_machine_only(shown: Shown) -> None:
     assert shown.address.startswith("http://127.0.0.1:")
     asked = urllib.request.Request(shown.address, headers={"Host": "evil.example"})
-    with pytest.raises(urllib.error.HTTPError, match="403"):
+    with pytest.raises(urllib.error.HTTPError, match="403") as caught:
         urllib.request.urlopen(asked)
+    caught.value.close()
 
 
-def test_a_taken_port_is_named_and_by_default_passed_over(shown: Shown) -> None:
-    port = int(shown.address.rpartition(":")[2])
-    with pytest.raises(ConfigError, match=f"port {port} is taken; choose another one with --port"):
-        free_port(port)
-    assert free_port(None) != port
+def test_a_taken_port_is_named_and_by_default_passed_over() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        with pytest.raises(ConfigError, match=f"port {port} is taken; choose another .* --port"):
+            free_port(port)
+        assert free_port(None) != port
+    assert free_port(port) == port
 
 
 def test_a_home_without_a_store_says_what_to_do(tmp_path: Path) -> None:
@@ -210,14 +223,27 @@ def test_a_study_on_a_server_names_that_server(
     assert "http://mlflow.example:5000" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+def test_a_server_that_cannot_start_shows_why(tmp_path: Path) -> None:
+    broken = tmp_path / "mlflow.db"
+    broken.write_text("no database" * 100)
+    with (
+        pytest.raises(StudyError, match=r"(?s)ended while starting:.*file is not a database"),
+        running_ui(f"sqlite:///{broken}", tmp_path),
+    ):
+        pytest.fail("it runs")
+
+
 SERVE = """
 import sys
 from pathlib import Path
+from typing import Any
 from runner.record.ui import serve
 sys.exit(serve(Path(sys.argv[1]), "demo", None))
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_one_signal_ends_the_server_and_its_workers(shown: Shown, number: signal.Signals) -> None:
     command = [sys.executable, "-c", SERVE, str(shown.home)]

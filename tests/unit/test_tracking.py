@@ -9,6 +9,7 @@ import sqlite3
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import pairwise
@@ -440,6 +441,21 @@ def test_two_processes_make_one_fresh_store_together(tmp_path: Path) -> None:
     assert [process.returncode for process in both] == [0, 0], errors
     names = {each.name for each in mlflow.MlflowClient(uri).search_experiments()}
     assert names == {"Default", "one", "two"}
+
+
+def test_a_store_whose_making_was_killed_is_made_anew(tmp_path: Path) -> None:
+    path, fresh = tmp_path / "mlflow.db", tmp_path / ".mlflow.db.new"
+    command = [sys.executable, "-c", OPENER, f"sqlite:///{path}", "one"]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL) as maker:
+        while not (fresh.exists() and fresh.stat().st_size > 0):
+            assert maker.poll() is None
+            time.sleep(0.01)
+        maker.kill()
+    assert not path.exists()
+    MlflowStore(f"sqlite:///{path}").experiment("two", None, {})
+    with sqlite3.connect(path) as database:
+        assert database.execute("pragma integrity_check").fetchone() == ("ok",)
+    assert not list(tmp_path.glob(".mlflow.db.new*"))
 
 
 @pytest.fixture
