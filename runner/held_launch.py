@@ -34,7 +34,7 @@ class HeldLaunch:
         self._view = view
         self._held: Held | None = None
 
-    def servers_for(self, plan: LaunchPlan, fresh: bool) -> RunningLaunch:
+    def servers_for(self, plan: LaunchPlan, *, fresh: bool) -> RunningLaunch:
         """The running launch if it has the same key (and `fresh` is not asked), else a new one.
 
         Raises what Executor.launch raises; nothing is held then.

@@ -20,7 +20,7 @@ from runner.config import MAY_CHANGE, diff, dump
 from runner.engines.lease import end_orphans, end_own
 from runner.errors import ConfigError, Interrupted
 from runner.held_launch import HeldLaunch
-from runner.insight.live import Note, StudyEnded, StudyStarted, View
+from runner.insight.live import Note, StudyEnded, StudyStarted
 from runner.insight.ranking import rank
 from runner.insight.report import print_report, report_document
 from runner.insight.terminal import view_for
@@ -36,7 +36,8 @@ from runner.tune import Study, tune
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
     """What the command line asked for. `command` continues the study when it is cut off;
-    `home_option` makes any printed command find it."""
+    `home_option` makes any printed command find it.
+    """
 
     settings: StudySettings
     home: Path
@@ -116,7 +117,7 @@ def interruptible(launches: HeldLaunch, store: StudyStore, command: str) -> Iter
     """Ctrl-C (or SIGTERM) once ends what runs and stops; twice ends everything at once."""
     asked = False
 
-    def on_signal(number: int, frame: FrameType | None) -> None:
+    def on_signal(_number: int, _frame: FrameType | None) -> None:
         nonlocal asked
         if asked:
             end_own(store.leases_folder)
@@ -145,4 +146,3 @@ def show_report(request: SessionRequest) -> None:
         return
     state = store.progress().state
     print_report(results, settings, sys.stdout, state, request.home_option)
-

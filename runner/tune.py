@@ -21,8 +21,8 @@ from runner.held_launch import HeldLaunch
 from runner.insight.live import Note, RungDone, TrialDone, TrialStarted, View
 from runner.launch import LaunchPlan, plan_launch
 from runner.plans import rung_plans, warmup_plan
-from runner.record.store import StudyStore
 from runner.record.background import BackgroundTracker
+from runner.record.store import StudyStore
 from runner.run_trial import run_trial
 from runner.search.proposals import Proposal
 from runner.search.study import Search
@@ -205,5 +205,3 @@ def stop_after_losses(study: Study, result: TrialResult) -> None:
             f"{MOST_LOSSES} trials in a row were lost; the last: {result.reason}. "
             "Check the GPUs and Ray, then run the same command again"
         )
-
-

@@ -39,6 +39,6 @@ CPU: dict[str, Any] = {
 }
 
 
-def study(document: dict[str, Any] = DEMO, **sections: Any) -> StudySettings:
+def study(document: dict[str, Any] = DEMO, /, **sections: object) -> StudySettings:
     """The study of a document with whole sections replaced."""
     return parse_study({**document, **sections})

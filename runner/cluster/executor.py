@@ -67,5 +67,3 @@ class Executor(Protocol):
     def close(self) -> None:
         """Give everything back."""
         ...
-
-

@@ -17,7 +17,7 @@ from runner.measure.power import GpuIdentity
 from runner.trial import LoadPlan, LoadRun, Params, PowerSample
 
 
-def result_of(reference: Any) -> Any:
+def result_of(reference: Any) -> Any:  # noqa: ANN401 - Ray's references are untyped
     """The value of a Ray reference.
 
     Raises:

@@ -44,6 +44,7 @@ from runner.trial import EngineKind, LaunchSpec
 
 PLACEMENT_DEADLINE_S = 60.0
 
+
 @dataclass(frozen=True, slots=True)
 class ReplicaGroup:
     """Server actors holding the GPUs of one launch shape; reused while the shape stays."""
@@ -185,5 +186,3 @@ def connect(settings: StudySettings, address: str | None) -> None:
         ) from error
     if settings.engine.kind is not EngineKind.SIMULATED:
         require_gpus(settings, gpus_of_cluster())
-
-

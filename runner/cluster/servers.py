@@ -173,6 +173,6 @@ class HttpServers:
             if self.now_s() > deadline_s:
                 raise ClusterLost(
                     f"GPU memory of {', '.join(held)} was not given back within "
-                    f"{MEMORY_DEADLINE_S:.0f} s after the servers ended; see nvidia-smi for its owner"
+                    f"{MEMORY_DEADLINE_S:.0f} s after the servers ended; nvidia-smi names its owner"
                 )
             self._parts.clock.sleep(0.2)

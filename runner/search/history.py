@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from runner.trial import Outcome, Params
+from runner.trial import Outcome, Params, Stage
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,7 @@ class PastTrial:
     params: Params
     spec_hash: str
     outcome: Outcome | None = None
+    stage: Stage | None = None
     name: str | None = None
     retry_of: int | None = None
     repeat_of: int | None = None
@@ -47,6 +48,11 @@ class PastTrial:
     def counts(self) -> bool:
         """Whether it counts towards `search.trials`."""
         return self.is_search and self.outcome in (Outcome.COMPLETE, Outcome.PRUNED)
+
+    @property
+    def refused_its_launch(self) -> bool:
+        """Whether no server with its launch parameters can start, whatever is then set live."""
+        return self.outcome is Outcome.INFEASIBLE and self.stage in (Stage.PLACE, Stage.START)
 
     @property
     def violation(self) -> float:

@@ -44,7 +44,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from runner.errors import ConfigError
-from runner.launch import spec_hash
+from runner.launch import plan_launch, spec_hash
 from runner.search.history import History, PastTrial
 from runner.search.proposals import given_up
 from runner.settings import Choices, FloatRange, IntRange, Parameter, StudySettings
@@ -74,26 +74,47 @@ def choose(
     The sampler draws until a point is new and keeps the constraints. When it finds none, chance
     picks among the rest: `all_points` lists the space where it is small enough.
     """
-    known = known_settings(settings, history)
+    is_open = open_settings(settings, history)
     index = sum(trial.drawn > 0 and trial.retry_of is None for trial in history)
     copy = StudyCopy(settings, history)
     for drawn in range(MOST_DRAWS):
         seed = draw_seed(settings.search.seed, index, drawn)
         params = copy.draw(make_sampler(settings, copy.untried, seed))
-        if spec_hash(params) not in known and satisfies(settings, params):
+        if is_open(params):
             return Choice(params, drawn + 1, copy.notes())
         copy.refuse()
     points = all_points()
     if points is not None:
-        left = [params for params in points if spec_hash(params) not in known]
+        left = [params for params in points if is_open(params)]
         seed = draw_seed(settings.search.seed, index, MOST_DRAWS)
         return Choice(random.Random(seed).choice(left), MOST_DRAWS) if left else None
     for drawn in range(MOST_DRAWS, MOST_DRAWS + MOST_RANDOM_DRAWS):
         seed = draw_seed(settings.search.seed, index, drawn)
         params = copy.draw(RandomSampler(seed=seed))
-        if spec_hash(params) not in known and satisfies(settings, params):
+        if is_open(params):
             return Choice(params, MOST_DRAWS)
     return None
+
+
+def open_settings(settings: StudySettings, history: History) -> Callable[[Params], bool]:
+    """Whether a setting may become a trial: allowed, never asked, and its launch not refused.
+
+    A launch that was refused once (out of memory, a backend that this GPU lacks) is refused for
+    every setting that differs in live parameters alone.
+    """
+    known = known_settings(settings, history)
+    refused = {
+        plan_launch(settings, canonical(settings, trial.params)).key
+        for trial in history
+        if trial.refused_its_launch and satisfies(settings, canonical(settings, trial.params))
+    }
+
+    def is_open(params: Params) -> bool:
+        if spec_hash(params) in known or not satisfies(settings, params):
+            return False
+        return not refused or plan_launch(settings, params).key not in refused
+
+    return is_open
 
 
 def known_settings(settings: StudySettings, history: History) -> frozenset[str]:

@@ -23,7 +23,7 @@ from runner.errors import ConfigError, StudyError
 from runner.search.history import PastTrial
 from runner.search.sampler import directions, distributions
 from runner.settings import StudySettings
-from runner.trial import Outcome, Params
+from runner.trial import Outcome, Params, Stage, TrialResult
 
 LOCK_WAIT_S = 120
 STATES = {
@@ -124,14 +124,13 @@ class TrialStorage:
             if name not in present:
                 trial.set_constraint(name, excess)
 
-    def end(
-        self, number: int, outcome: Outcome, reason: str | None, values: Sequence[float] | None
-    ) -> None:
+    def end(self, result: TrialResult, values: Sequence[float] | None) -> None:
         """End a trial; its state is written last."""
-        trial_id = self._id(number)
-        self._storage.set_trial_user_attr(trial_id, "outcome", str(outcome))
-        self._storage.set_trial_user_attr(trial_id, "reason", reason)
-        self._study.tell(number, values, state=STATES[outcome])
+        trial_id = self._id(result.number)
+        self._storage.set_trial_user_attr(trial_id, "outcome", str(result.outcome))
+        self._storage.set_trial_user_attr(trial_id, "reason", result.reason)
+        self._storage.set_trial_user_attr(trial_id, "stage", result.stage and str(result.stage))
+        self._study.tell(result.number, values, state=STATES[result.outcome])
 
     def close(self) -> None:
         """Let go of the database."""
@@ -158,6 +157,7 @@ class TrialStorage:
             params=attrs["params"],
             spec_hash=attrs["spec_hash"],
             outcome=Outcome(attrs["outcome"]) if trial.state.is_finished() else None,
+            stage=Stage(attrs["stage"]) if attrs.get("stage") else None,
             name=attrs["name"],
             retry_of=attrs["retry_of"],
             repeat_of=attrs["repeat_of"],

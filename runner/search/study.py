@@ -100,7 +100,7 @@ class Search:
             self.report(result.number, OBJECTIVE_POSITION, result.values[0])
         self._storage.add_params(result.number, self._found(trial, result))
         self._storage.add_constraints(result.number, constraints)
-        self._storage.end(result.number, result.outcome, result.reason, values)
+        self._storage.end(result, values)
         self._refresh(result.number)
         if result.outcome is Outcome.LOST:
             self._losses_in_a_row += 1

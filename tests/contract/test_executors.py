@@ -152,12 +152,17 @@ def idle_watts(servers: RunningLaunch) -> dict[str, float]:
     return {each.gpu_uuid: each.energy_j / 4.0 for each in energy if each.energy_j is not None}
 
 
+def keep_checking(servers: RunningLaunch) -> None:
+    """Until it raises."""
+    while True:
+        servers.check_alive()
+
+
 def test_a_dead_server_is_noticed(executor: Executor, home: Path, tmp_path: Path) -> None:
     with executor.launch(spec_of(ONE_SERVER, 6), tmp_path, ignore) as servers:
         psutil.Process(read_leases(home / "leases").leases[0].pid).kill()
         with pytest.raises(ServerFailed):
-            while True:
-                servers.check_alive()
+            keep_checking(servers)
 
 
 @pytest.mark.ray
@@ -165,17 +170,18 @@ def test_a_dead_server_is_noticed(executor: Executor, home: Path, tmp_path: Path
 def test_a_killed_actor_is_a_loss_and_takes_its_server_along(
     executor: Executor, home: Path, tmp_path: Path
 ) -> None:
-    with (
-        pytest.raises(ClusterLost),
-        executor.launch(spec_of(ONE_SERVER, 9), tmp_path, ignore) as servers,
-    ):
-        server = psutil.Process(read_leases(home / "leases").leases[0].pid)
-        actor = server.parent()
-        assert actor is not None
-        actor.kill()
-        psutil.wait_procs([server], timeout=20)
-        assert not server.is_running()
-        servers.check_alive()
+    def lose_the_actor() -> None:
+        with executor.launch(spec_of(ONE_SERVER, 9), tmp_path, ignore) as servers:
+            server = psutil.Process(read_leases(home / "leases").leases[0].pid)
+            actor = server.parent()
+            assert actor is not None
+            actor.kill()
+            psutil.wait_procs([server], timeout=20)
+            assert not server.is_running()
+            servers.check_alive()
+
+    with pytest.raises(ClusterLost):
+        lose_the_actor()
 
     with executor.launch(spec_of(ONE_SERVER, 10), tmp_path, ignore) as servers:
         servers.check_alive()

@@ -1,4 +1,4 @@
-"""A study on emulated servers, cut off: SIGKILL, Ctrl-C once and twice; continued by one command."""
+"""A study on emulated servers is cut off (SIGKILL, Ctrl-C once and twice) and continued."""
 
 from __future__ import annotations
 

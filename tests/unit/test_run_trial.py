@@ -70,7 +70,11 @@ class ScriptedServers:
 def test_a_trial_is_one_line() -> None:
     servers, seen = ScriptedServers(), list[RungRecord]()
 
-    measured = run_trial(TRIAL, servers, lambda rung: seen.append(rung) is None)
+    def keep(rung: RungRecord) -> bool:
+        seen.append(rung)
+        return True
+
+    measured = run_trial(TRIAL, servers, keep)
 
     assert measured == Measurement(
         {"pp_max_micro_batch_size": 2, "tp_size": 1}, rungs_measured=3, stopped_early=False

@@ -11,11 +11,12 @@ import pytest
 
 from runner.errors import StudyError
 from runner.expression import Expression
+from runner.launch import plan_launch
 from runner.search.proposals import Proposal
 from runner.search.study import Search
-from runner.settings import Baseline, Choices, MeasureSettings, StudySettings
+from runner.settings import Baseline, Choices, IntRange, MeasureSettings, StudySettings
 from runner.space import enumerate_space
-from runner.trial import Outcome
+from runner.trial import Outcome, Stage, TrialResult
 from tests.search_samples import (
     BASELINES,
     CAP,
@@ -281,3 +282,40 @@ def test_study_of_other_directions_is_refused(tmp_path: Path) -> None:
     optuna.create_study(study_name="demo", storage=url, directions=["minimize", "maximize"])
     with pytest.raises(StudyError, match="to minimize and maximize, not maximize; give"):
         open_search(search_settings(), tmp_path)
+
+
+def no_start(proposal: Proposal) -> TrialResult:
+    """Servers with two stages or more cannot start."""
+    if proposal.params.get("pp_size", 1) == 1:
+        return result_of(proposal)
+    return replace(bad(proposal, Outcome.INFEASIBLE), stage=Stage.START)
+
+
+def test_launch_that_was_refused_is_refused_for_every_cap(tmp_path: Path) -> None:
+    """Settings that differ only in what is set live share their launch, and its refusal."""
+    settings = search_settings(trials=30, baselines=(), measure=NO_REPEATS)
+    asked = chosen(finish(open_search(settings, tmp_path), no_start))
+    refused = [plan_launch(settings, p.params).key for p in asked if p.params["pp_size"] != 1]
+    assert len(refused) > 10
+    assert len(refused) == len(set(refused))
+
+
+def test_live_value_that_was_refused_says_nothing_of_its_launch(tmp_path: Path) -> None:
+    parameters = (Choices("pp_size", (8,)), IntRange(CAP, 1, 64))
+    settings = search_settings(
+        trials=9, parameters=parameters, constraints=(), baselines=(), measure=NO_REPEATS
+    )
+    search = open_search(settings, tmp_path)
+    for _ in range(4):
+        search.tell(replace(bad(ask(search), Outcome.INFEASIBLE), stage=Stage.LIVE))
+    assert search.ask() is not None
+
+
+def test_only_launch_that_was_refused_ends_the_search(tmp_path: Path) -> None:
+    parameters = (Choices("pp_size", (8,)), IntRange(CAP, 1, 64))
+    settings = search_settings(
+        trials=9, parameters=parameters, constraints=(), baselines=(), measure=NO_REPEATS
+    )
+    search = open_search(settings, tmp_path)
+    search.tell(no_start(ask(search)))
+    assert search.ask() is None
