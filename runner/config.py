@@ -1,8 +1,8 @@
 """The study file in and out: read and check it, write it down, compare two of them.
 
-load_study is the only way in for what a user wrote. The steps are files of their own:
-study_file (bytes to a document), study_model (its shape), study_resolve and study_parameters
-(the settings), study_check (can it be run). Every mistake ends as one ConfigError.
+load_study is the only way in for what a user wrote. The steps are files of runner/study_file:
+reading (bytes to a document), model (its shape), resolve, parameters and lengths (the settings),
+check (can it be run). Every mistake ends as one ConfigError.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import TypeGuard
 
-from runner.mistake import Mistakes, show
 from runner.settings import Choices, FloatRange, IntRange, Objective, Parameter, StudySettings
+from runner.study_file.mistake import Mistakes, show
 from runner.trial import Lengths, LoadProtocol
 
 MAY_CHANGE = frozenset(
@@ -34,7 +34,7 @@ def load_study(path: Path, overrides: Sequence[str] = ()) -> StudySettings:
 
     Raises ConfigError with the place of the mistake, what was found and what is allowed.
     """
-    from runner.study_file import read_study
+    from runner.study_file.reading import read_study
 
     return _settings(read_study(path), overrides, path.name, path.parent)
 
@@ -48,10 +48,10 @@ def _settings(
     document: Mapping[str, object], overrides: Sequence[str], source: str, folder: Path | None
 ) -> StudySettings:
     # pydantic and yaml take longer to import than a command needs to say what it can do.
-    from runner.study_check import check_study
-    from runner.study_file import override, split_override
-    from runner.study_model import read_document
-    from runner.study_resolve import resolve
+    from runner.study_file.check import check_study
+    from runner.study_file.model import read_document
+    from runner.study_file.reading import override, split_override
+    from runner.study_file.resolve import resolve
 
     changed = override(document, overrides)
     mistakes = Mistakes(source, [split_override(each)[0] for each in overrides])

@@ -18,9 +18,9 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from runner.hardware import Profile
-from runner.scheduler import Batch, BatchReport, Limits, PipelineRequest, Scheduler, Token
-from runner.shape import (
+from runner.machine.hardware import Profile
+from runner.machine.scheduler import Batch, BatchReport, Limits, PipelineRequest, Scheduler, Token
+from runner.machine.shape import (
     ResolvedShape,
     ServerShape,
     StartPhases,
@@ -30,7 +30,7 @@ from runner.shape import (
     slots,
     start_phases,
 )
-from runner.stage import StageModel
+from runner.machine.stage import StageModel
 
 __all__ = [
     "BatchReport",

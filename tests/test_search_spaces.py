@@ -8,7 +8,7 @@ import pytest
 
 from runner.config import dump, load_study, parse_study
 from runner.launch import plan_launch
-from runner.profile import profile_names
+from runner.machine.profile import profile_names
 from runner.space import enumerate_space, satisfies
 from runner.trial import EngineKind
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from runner.clock import Clock
 from runner.engines.sglang.server import ServerProgram
 from runner.errors import ConfigError
+from runner.machine.profile import load_profile
 from runner.measure.power import GpuSensor
-from runner.profile import load_profile
 from runner.settings import EngineSettings, StudySettings
 from runner.trial import EngineKind
 

@@ -15,10 +15,10 @@ from runner.engines.virtual_load import Engine, VirtualLoad
 from runner.engines.virtual_power import PERIOD_S, MeteredGpus, VirtualMeter
 from runner.errors import ConfigError, Infeasible
 from runner.launch import CAP, as_int
+from runner.machine.profile import load_profile
+from runner.machine.shape import memory_used_bytes
 from runner.pipeline import Pipeline, refusal, resolve, shape_of, start_phases
-from runner.profile import load_profile
 from runner.settings import StudySettings
-from runner.shape import memory_used_bytes
 from runner.trial import LaunchSpec, LoadPlan, LoadProtocol, LoadRun, Params, PowerSample
 
 LEAD_S = 2 * PERIOD_S  # idle time before and after a load, so that samples enclose it

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runner.hardware import GpuHardware
+from runner.machine.hardware import GpuHardware
 from runner.pipeline import GpuActivity, Pipeline
 from runner.trial import PowerSample
 

@@ -17,7 +17,7 @@ import requests
 from runner.clock import Clock
 from runner.engines.emulator.gpu import EmulatedGpus
 from runner.engines.sglang.flags import internal_states, resolved_params
-from runner.profile import FOLDER
+from runner.machine.profile import FOLDER
 from tests.emulated_server import EmulatedProcess, emulated_server, generate_body
 
 SCALE = 20.0

@@ -20,8 +20,8 @@ from runner.engines.emulator.gpu import (
 )
 from runner.engines.emulator.gpu_file import GpuModel
 from runner.errors import StudyError
+from runner.machine.profile import load_profile
 from runner.pipeline import GpuActivity
-from runner.profile import load_profile
 from runner.trial import PowerSample
 
 MODEL = GpuModel("Test GPU", 96 * 1024**3, 600.0, 80.0, 345.0, 2000.0)

@@ -10,8 +10,8 @@ import pytest
 
 from runner.clock import Clock
 from runner.engines.emulator.serving import Demand, Serving
+from runner.machine.profile import load_profile
 from runner.pipeline import BatchReport, Pipeline, ServerShape
-from runner.profile import load_profile
 
 SCALE = 20.0
 SHAPE = ServerShape(pp_size=2, pp_async_batch_depth=2, max_running_requests=16)

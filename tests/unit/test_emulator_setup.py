@@ -6,8 +6,8 @@ import pytest
 
 from runner.engines.emulator.flags import parse_flags
 from runner.engines.emulator.setup import ServerSetup, cuda_graph_config, set_up
-from runner.profile import load_profile
-from runner.shape import ServerShape
+from runner.machine.profile import load_profile
+from runner.machine.shape import ServerShape
 
 
 def resolve(words: str, profile: str = "cpu-blocking-pp2") -> ServerSetup:

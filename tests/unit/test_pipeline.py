@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from runner.machine.profile import load_profile
 from runner.pipeline import (
     BatchReport,
     Pipeline,
@@ -18,7 +19,6 @@ from runner.pipeline import (
     Token,
     slots,
 )
-from runner.profile import load_profile
 
 CPU = load_profile("cpu-blocking-pp2")
 RTX = load_profile("rtx-pro-6000-x8-kimi-k2.6")

@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from runner.errors import ConfigError
-from runner.profile import FOLDER, load_profile, parse_profile, profile_names
+from runner.machine.profile import FOLDER, load_profile, parse_profile, profile_names
 
 
 def document() -> dict[str, Any]:

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from runner.server_args import (
+from runner.study_file.server_args import (
     ALIASES,
     KNOWN,
     LOOKALIKES,

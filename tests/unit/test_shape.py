@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.profile import load_profile
-from runner.shape import (
+from runner.machine.profile import load_profile
+from runner.machine.shape import (
     ServerShape,
     graph_sizes,
     memory_used_bytes,

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.profile import load_profile
-from runner.shape import ServerShape
-from runner.stage import StageModel, distinct_experts, expert_imbalance
+from runner.machine.profile import load_profile
+from runner.machine.shape import ServerShape
+from runner.machine.stage import StageModel, distinct_experts, expert_imbalance
 
 RTX = load_profile("rtx-pro-6000-x8-kimi-k2.6")
 CPU = load_profile("cpu-blocking-pp2")

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.errors import ConfigError
-from runner.study_file import override, parse_yaml, read_study, split_override
+from runner.study_file.reading import override, parse_yaml, read_study, split_override
 
 
 def refused(text: str) -> str:

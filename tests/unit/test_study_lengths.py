@@ -6,7 +6,7 @@ import pytest
 
 from runner.config import parse_study
 from runner.errors import ConfigError
-from runner.study_lengths import read_lengths
+from runner.study_file.lengths import read_lengths
 from runner.trial import Lengths
 from tests.study_samples import DOCUMENT, refused
 

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from runner.clock import Clock
 from runner.engines.emulator.flags import Flags, parse_flags
 from runner.errors import ConfigError, StudyError
-from runner.hardware import Profile
+from runner.machine.hardware import Profile
 
 EXIT_REFUSED = 1
 EXIT_USAGE = 2
@@ -28,7 +28,7 @@ Traceback (most recent call last):
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one server; returns the exit code, unless the server ends by a signal of its own."""
     flags = parse_flags(sys.argv[1:] if argv is None else argv)
-    from runner.profile import load_profile
+    from runner.machine.profile import load_profile
 
     try:
         profile = load_profile(flags.profile)

@@ -24,7 +24,7 @@ from runner.engines.emulator.gpu_file import (
 )
 from runner.engines.processes import this_process
 from runner.errors import StudyError
-from runner.hardware import Profile
+from runner.machine.hardware import Profile
 from runner.measure.power import GpuIdentity, GpuProcess
 from runner.pipeline import GpuActivity
 from runner.trial import PowerSample

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 from runner.engines.emulator.server import EmulatedServer
 from runner.engines.emulator.setup import VERSION, ServerSetup, cuda_graph_config
-from runner.shape import memory_used_bytes, stage_weight_bytes
+from runner.machine.shape import memory_used_bytes, stage_weight_bytes
 
 GB = 1024**3
 # What a scheduler needs beside the prompt of the longest request.

@@ -10,8 +10,8 @@ from runner.engines.emulator.answers import GenerateOptions
 from runner.engines.emulator.faults import Fault
 from runner.engines.emulator.flag_table import ArgValue
 from runner.engines.emulator.flags import Flags
-from runner.hardware import Profile
-from runner.shape import (
+from runner.machine.hardware import Profile
+from runner.machine.shape import (
     ResolvedShape,
     ServerShape,
     StartPhases,

@@ -16,7 +16,7 @@ from runner.engines.emulator.log import ServerLog
 from runner.engines.emulator.server_gpus import ServerGpus
 from runner.engines.emulator.setup import ServerSetup
 from runner.engines.processes import this_process
-from runner.shape import memory_used_bytes, refusal, stage_weight_bytes
+from runner.machine.shape import memory_used_bytes, refusal, stage_weight_bytes
 
 BYTES_PER_GIB = 1024**3
 

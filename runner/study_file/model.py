@@ -15,7 +15,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from runner.mistake import Mistakes, show, unknown
+from runner.study_file.mistake import Mistakes, show, unknown
 
 MOST = 10**12  # no number of a study file is larger
 PLAIN = "text, a number, true or false"

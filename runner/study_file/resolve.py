@@ -7,8 +7,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from runner import server_args
-from runner.mistake import Mistakes, show, unknown
 from runner.settings import (
     LATENCIES,
     METRIC_DIRECTIONS,
@@ -24,9 +22,11 @@ from runner.settings import (
     StudySettings,
     Workload,
 )
-from runner.study_lengths import resolve_lengths
-from runner.study_model import EngineSection, ObjectiveSection, StudyDocument, WorkloadSection
-from runner.study_parameters import SpaceReader, name_mistake
+from runner.study_file import server_args
+from runner.study_file.lengths import resolve_lengths
+from runner.study_file.mistake import Mistakes, show, unknown
+from runner.study_file.model import EngineSection, ObjectiveSection, StudyDocument, WorkloadSection
+from runner.study_file.parameters import SpaceReader, name_mistake
 from runner.trial import EngineKind, LoadProtocol, Params
 
 NAME = re.compile(r"[a-z0-9_-][a-z0-9._-]{0,99}")

@@ -10,8 +10,8 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from runner.hardware import Backend, Profile
-from runner.shape import ServerShape, resolve, stage_layers, uses_graph
+from runner.machine.hardware import Backend, Profile
+from runner.machine.shape import ServerShape, resolve, stage_layers, uses_graph
 
 OVERLAP_LOSS = 0.4
 BYTES_PER_ACTIVATION = 2

@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from runner import server_args
 from runner.errors import ConfigError
 from runner.expression import FUNCTIONS, Expression
-from runner.mistake import Mistakes, show, unknown
 from runner.settings import Baseline, Choices, FloatRange, IntRange, Parameter
-from runner.study_model import ParameterSection
+from runner.study_file import server_args
+from runner.study_file.mistake import Mistakes, show, unknown
+from runner.study_file.model import ParameterSection
 from runner.trial import Params, ParamValue
 
 NAME = re.compile(r"[a-z][a-z0-9_]*")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from runner.hardware import Profile
+from runner.machine.hardware import Profile
 from runner.trial import Params, ParamValue
 
 GIGA = 1e9

@@ -16,7 +16,7 @@ from typing import Any
 import yaml
 
 from runner.errors import ConfigError
-from runner.mistake import near_match, show
+from runner.study_file.mistake import near_match, show
 
 LARGEST_BYTES = 1_000_000
 DEEPEST = 20

@@ -6,9 +6,9 @@ import json
 from pathlib import Path
 
 from runner.errors import ConfigError
-from runner.mistake import Mistakes, show
-from runner.study_file import read_text
-from runner.study_model import LENGTHS, LengthsSection
+from runner.study_file.mistake import Mistakes, show
+from runner.study_file.model import LENGTHS, LengthsSection
+from runner.study_file.reading import read_text
 from runner.trial import Lengths
 
 LARGEST_BYTES = 20_000_000

@@ -8,9 +8,9 @@ from itertools import islice
 from runner.errors import ConfigError
 from runner.expression import Expression
 from runner.launch import WORLD, world_size
-from runner.mistake import Mistakes
 from runner.settings import Choices, FloatRange, IntRange, Parameter, StudySettings
 from runner.space import TooLargeError, Walk, fits
+from runner.study_file.mistake import Mistakes
 from runner.trial import ParamValue
 
 MOST_STEPS = 10_000

@@ -13,7 +13,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError, create_model
 
 from runner.errors import ConfigError
-from runner.hardware import Profile
+from runner.machine.hardware import Profile
 
 FOLDER = Path(__file__).parent / "profiles"
 
