@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 
-from runner.cluster.executor import Executor, LoadSight, RunningLaunch
+from runner.cluster.executor import Executor, LoadSight, RunningLaunch, StartSight
 from runner.insight.live import LaunchPhase, RungProgress, View
 from runner.launch import LaunchPlan
 from runner.record.store import StudyStore
@@ -86,9 +87,14 @@ class HeldLaunch:
             self._executor = self._open_executor()
         self._view.handle(LaunchPhase(spec.number, "start"))
         stack = ExitStack()
-        servers = stack.enter_context(self._executor.launch(spec, folder, self._on_sight))
+        on_sight = partial(self._on_sight, spec.number)
+        servers = stack.enter_context(self._executor.launch(spec, folder, on_sight))
         self._store.write_launch(spec, servers.report)
         return Held(spec, servers, stack)
 
-    def _on_sight(self, sight: LoadSight) -> None:
-        self._view.handle(RungProgress(sight.output_throughput, sight.power_w))
+    def _on_sight(self, launch: int, sight: LoadSight | StartSight) -> None:
+        match sight:
+            case LoadSight(output_throughput, power_w):
+                self._view.handle(RungProgress(output_throughput, power_w))
+            case StartSight(phase):
+                self._view.handle(LaunchPhase(launch, phase))

@@ -28,6 +28,7 @@ from runner.search.proposals import Proposal
 from runner.search.study import Search
 from runner.settings import StudySettings
 from runner.trial import (
+    EngineKind,
     Failure,
     LaunchSpec,
     Outcome,
@@ -123,6 +124,8 @@ def measure(study: Study, proposal: Proposal) -> TrialResult:
         return conclude(identity, Failure.of(error, Stage.START), keeper, launch=None)
     launch = study.launches.spec
     begin(study, spec, launch, servers)
+    if study.settings.engine.kind is not EngineKind.SIMULATED:
+        study.tracker.wait()
     measured = run_trial(spec, servers, keeper)
     if isinstance(measured, Failure):
         study.launches.release()

@@ -62,6 +62,10 @@ class ServerActor:
         """See Server.start."""
         return self._current().start()
 
+    def start_phase(self) -> str:
+        """See Server.start_phase."""
+        return self._current().start_phase()
+
     def set_live(self, live: Params) -> Params:
         """See Server.set_live."""
         return self._current().set_live(live)

@@ -29,7 +29,14 @@ class LoadSight:
     power_w: float | None
 
 
-OnSight: TypeAlias = Callable[[LoadSight], None]
+@dataclass(frozen=True, slots=True)
+class StartSight:
+    """The phase that the first server's start is in."""
+
+    phase: str
+
+
+OnSight: TypeAlias = Callable[[LoadSight | StartSight], None]
 
 
 class RunningLaunch(RunningServers, Protocol):

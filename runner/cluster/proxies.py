@@ -54,6 +54,9 @@ class ReplicaProxy:
     def start(self) -> ServerStarted:
         return cast("ServerStarted", result_of(self._actor.start.remote()))
 
+    def start_phase(self) -> str:
+        return cast("str", result_of(self._actor.start_phase.remote()))
+
     def set_live(self, live: Params) -> Params:
         return cast("Params", result_of(self._actor.set_live.remote(dict(live))))
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from runner.clock import Clock
-from runner.cluster.executor import LaunchReport, LoadSight, OnSight
+from runner.cluster.executor import LaunchReport, LoadSight, OnSight, StartSight
 from runner.cluster.handles import LoadHandle, MeterHandle, ReplicaHandle
 from runner.engines.sglang.server import ServerStarted
 from runner.errors import ClusterLost, Interrupted
@@ -57,7 +57,9 @@ class HttpServers:
         """Start every replica; on any failure the others are told to give up, then it is raised."""
         self._memory_bytes = self._memory_used()
         self._parts.meter.begin(self._parts.gpu_uuids)
-        self._started = tuple(self._on_all(lambda replica: replica.start()))
+        self._started = tuple(
+            self._on_all(lambda replica: replica.start(), on_tick=self._sight_start)
+        )
 
     def stop(self) -> None:
         """End every replica and wait until their GPU memory is back."""
@@ -112,9 +114,11 @@ class HttpServers:
         for replica in self._parts.replicas:
             replica.check_alive()
 
-    def _on_all(self, call: Callable[[ReplicaHandle], T]) -> list[T]:
+    def _on_all(
+        self, call: Callable[[ReplicaHandle], T], on_tick: Callable[[], None] = lambda: None
+    ) -> list[T]:
         futures = [self._pool.submit(call, replica) for replica in self._parts.replicas]
-        self._watch(futures, on_tick=lambda: None, cancel=self._cancel_replicas)
+        self._watch(futures, on_tick=on_tick, cancel=self._cancel_replicas)
         return [future.result() for future in futures]
 
     def _watch(
@@ -135,6 +139,9 @@ class HttpServers:
                     failed.result()
                 raise Interrupted("the study was asked to stop")
             on_tick()
+
+    def _sight_start(self) -> None:
+        self._on_sight(StartSight(self._parts.replicas[0].start_phase()))
 
     def _sight(self, loads: Sequence[LoadHandle]) -> None:
         readings = [sample.power_w for sample in self._parts.meter.now(self._parts.gpu_uuids)]

@@ -142,7 +142,9 @@ class Session:
                 self.settings, self.started_s = settings, now_s
                 self.results, self.done_before = list(results), counted(results)
             case LaunchPhase(launch, phase):
-                self.launch = RunningLaunch(launch, phase, now_s)
+                shown = self.launch
+                if shown is None or (shown.number, shown.phase) != (launch, phase):
+                    self.launch = RunningLaunch(launch, phase, now_s)
             case TrialStarted(number, name, params):
                 self.trial = RunningTrial(number, name, setting_label(params))
             case RungProgress():

@@ -1,13 +1,15 @@
 """MLflow kept off the measuring thread: opened and written by one thread of its own, in order.
 
 Opening MLflow takes seconds and logging a trial up to one; meanwhile the next launch starts. The
-study's files are the truth: what is not logged when a driver dies, the next session logs.
+driver waits for it before it measures: it takes a core, and the load generator may be in this
+process. The files of the study are the truth: what a dead driver did not log, the next session
+logs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 
 from runner.record.tracking import Tracker
 from runner.trial import TrialResult
@@ -25,6 +27,12 @@ class BackgroundTracker:
         """Log a finished trial, after those before it."""
         self._raise_failures()
         self._submit(lambda tracker: tracker.log_trial(result))
+
+    def wait(self) -> None:
+        """Wait until all is logged, so that nothing competes with a measurement."""
+        wait([self._tracker])
+        wait(self._pending)
+        self._raise_failures()
 
     def finish(self, state: str, best: int | None) -> None:
         """Wait for everything, then end the parent run."""

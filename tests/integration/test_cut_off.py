@@ -92,8 +92,9 @@ def test_a_half_measured_trial_continues_at_its_next_rung(tmp_path: Path) -> Non
 def test_servers_that_outlived_their_driver_are_found_by_their_lease(tmp_path: Path) -> None:
     home = Home(tmp_path, {**CPU, "search": {"trials": 1, "seed": 0}})
     driver = home.start("--executor", "inline")
-    wait_for(lambda: bool(home.servers()), "a server")
-    lease = read_leases(home.study_folder / "leases").leases[0]
+    folder = home.study_folder / "leases"
+    wait_for(lambda: bool(read_leases(folder).leases), "a lease")
+    lease = read_leases(folder).leases[0]
     kill(driver)
     # The kernel ends our servers with their driver. One that it did not end looks like this.
     orphan = psutil.Popen(
@@ -103,7 +104,7 @@ def test_servers_that_outlived_their_driver_are_found_by_their_lease(tmp_path: P
     )
     start_time = identify(orphan.pid).start_time
     left = replace(lease, pid=orphan.pid, pgid=orphan.pid, start_time=start_time)
-    write_lease(home.study_folder / "leases", left)
+    write_lease(folder, left)
 
     cleaned = home.run("clean")
 

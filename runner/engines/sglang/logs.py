@@ -252,6 +252,12 @@ class PhaseTimes:
             if pattern.search(line) and (is_last or phase not in self._ends_s):
                 self._ends_s[phase] = now_s
 
+    def current(self) -> str:
+        """The phase that runs now: the one after the last that ended."""
+        names = [*(phase for phase, _, _ in _PHASE_ENDS), "warmup"]
+        ended = [names.index(phase) for phase in self._ends_s]
+        return names[min(max(ended, default=-1) + 1, len(names) - 1)]
+
     def durations_s(self, ready_s: float) -> Mapping[str, float]:
         """Seconds of each phase; a phase without a line counts to the next."""
         durations: dict[str, float] = {}

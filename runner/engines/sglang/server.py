@@ -114,6 +114,7 @@ class Server:
         self._undo = ExitStack()
         self._running: _Running | None = None
         self._changed: set[str] = set()
+        self._watch: StartWatch | None = None
 
     def start(self) -> ServerStarted:
         """Start the server and wait until it has answered a real request.
@@ -184,6 +185,10 @@ class Server:
         """Raise ServerFailed with the reason if the server, or a part of it, is dead."""
         self._require_running().link.check_alive()
 
+    def start_phase(self) -> str:
+        """The phase of the start that runs now; from any thread."""
+        return "spawn" if self._watch is None else self._watch.phases.current()
+
     def request_stop(self) -> None:
         """Make start, set_live and drain raise Interrupted promptly, now and from now on."""
         self._stop.set()
@@ -209,7 +214,7 @@ class Server:
             undo.callback(link.close)
             control = Control(f"http://{HOST}:{ports.numbers[0]}", self._log_path)
             undo.callback(control.close)
-            watch = StartWatch(process, log, self._clock, started_s)
+            watch = self._watch = StartWatch(process, log, self._clock, started_s)
             info = self._await_ready(link, control, watch, ports.numbers)
             link.is_ready = True
             self._running = _Running(link, control, self._resolved(info))
