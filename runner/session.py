@@ -28,6 +28,7 @@ from runner.record.background import BackgroundTracker
 from runner.record.environment import describe_environment
 from runner.record.store import StudyState, StudyStore
 from runner.record.tracking import Tracker
+from runner.search.storage import move_study
 from runner.search.study import Search
 from runner.settings import StudySettings
 from runner.tune import Study, tune
@@ -109,6 +110,9 @@ def open_study(store: StudyStore, settings: StudySettings) -> None:
             "Give the study another name, or undo the change"
         )
     if changes:
+        before, now = (str(each["storage"] or store.optuna_url) for each in (old, document))
+        if before != now:
+            move_study(settings.name, before, now)
         store.create(document, describe_environment())
 
 

@@ -170,6 +170,29 @@ class TrialStorage:
         )
 
 
+def move_study(name: str, from_url: str, to_url: str) -> None:
+    """Copy a study to another storage, from where it then continues; once copied, do nothing.
+
+    Raises ConfigError when the other storage has another study of that name.
+    """
+    source, target = open_database(from_url), open_database(to_url)
+    try:
+        wanted = len(optuna.load_study(study_name=name, storage=source).trials)
+        if name not in optuna.get_all_study_names(target):
+            optuna.copy_study(from_study_name=name, from_storage=source, to_storage=target)
+            return
+        found = len(optuna.load_study(study_name=name, storage=target).trials)
+        if found != wanted:
+            raise ConfigError(
+                f"the new storage already has a study {name} with {found} trials, this one has "
+                f"{wanted}; delete it there (optuna delete-study), or keep the old storage"
+            )
+    finally:
+        for database in (source, target):
+            database.remove_session()
+            database.engine.dispose()
+
+
 def open_database(url: str) -> RDBStorage:
     """Open or create the database of a storage URL; any that Optuna can use."""
     try:

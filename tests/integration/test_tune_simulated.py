@@ -130,6 +130,21 @@ def test_a_killed_study_ends_as_if_it_had_not_been(
     assert exact(home) == exact(finished)
 
 
+def test_the_storage_may_change_when_a_study_continues(tmp_path: Path) -> None:
+    home = Home(tmp_path, {**DEMO, "search": {"trials": 2, "seed": 0}})
+    assert home.tune().returncode == 0
+    before = home.results()
+    url = f"sqlite:///{tmp_path / 'elsewhere.db'}"
+
+    done = home.run("resume", "small", "--set", "search.trials=3", "--set", f"storage={url}")
+
+    assert done.returncode == 0, done.stderr
+    trials = optuna.load_study(study_name="small", storage=url).trials
+    assert [trial.number for trial in trials] == list(range(len(home.results())))
+    assert home.results()[: len(before)] == before
+    assert sum(result["repeat_of"] is None for result in home.results()) == 3
+
+
 def test_a_larger_budget_continues_the_same_sequence(finished: Home, tmp_path: Path) -> None:
     short = {**DEMO, "search": {"trials": 3, "seed": 0}}
     home = Home(tmp_path, short)
