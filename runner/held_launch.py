@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from runner.cluster.executor import Executor, LoadSight, RunningLaunch, StartSight
+from runner.errors import Interrupted
 from runner.insight.live import LaunchPhase, RungProgress, View
 from runner.launch import LaunchPlan
 from runner.record.store import StudyStore
@@ -34,6 +35,7 @@ class HeldLaunch:
         self._store = store
         self._view = view
         self._held: Held | None = None
+        self._is_interrupted = False
 
     def servers_for(self, plan: LaunchPlan, *, fresh: bool) -> RunningLaunch:
         """The running launch if it has the same key (and `fresh` is not asked), else a new one.
@@ -67,6 +69,7 @@ class HeldLaunch:
 
     def interrupt(self) -> None:
         """End what runs now (from a signal handler)."""
+        self._is_interrupted = True
         if self._executor is not None:
             self._executor.interrupt()
 
@@ -85,6 +88,8 @@ class HeldLaunch:
         if self._executor is None:
             self._view.handle(LaunchPhase(spec.number, "executor"))
             self._executor = self._open_executor()
+        if self._is_interrupted:
+            raise Interrupted("the study was asked to stop")
         self._view.handle(LaunchPhase(spec.number, "start"))
         stack = ExitStack()
         on_sight = partial(self._on_sight, spec.number)

@@ -33,6 +33,8 @@ from runner.search.study import Search
 from runner.settings import StudySettings
 from runner.tune import Study, tune
 
+SHOW_CURSOR = "\x1b[?25h"  # the live view hides it
+
 
 @dataclass(frozen=True, slots=True)
 class SessionRequest:
@@ -125,7 +127,8 @@ def interruptible(launches: HeldLaunch, store: StudyStore, command: str) -> Iter
         nonlocal asked
         if asked:
             end_own(store.leases_folder)
-            print(f"\nstopped at once; continue with: {command}", file=sys.stderr)
+            cursor = SHOW_CURSOR if sys.stderr.isatty() else ""
+            print(f"{cursor}\nstopped at once; continue with: {command}", file=sys.stderr)
             sys.stderr.flush()
             os._exit(130)
         asked = True

@@ -130,6 +130,21 @@ def test_a_killed_study_ends_as_if_it_had_not_been(
     assert exact(home) == exact(finished)
 
 
+def test_settings_that_differ_in_their_cap_alone_share_a_launch(tmp_path: Path) -> None:
+    space = {"pp_size": {"choices": [8]}, "pp_max_micro_batch_size": {"int": [1, 8]}}
+    search = {"trials": 4, "seed": 0, "sampler": "random"}
+    sections = {"parameters": space, "constraints": [], "baselines": [], "search": search}
+    home = Home(tmp_path, {**DEMO, **sections, "measure": {**DEMO["measure"], "finalists": 0}})
+
+    assert home.tune().returncode == 0
+
+    results = home.results()
+    assert [result["launch"] for result in results] == [0, 0, 0, 0]
+    assert len({result["resolved"]["pp_max_micro_batch_size"] for result in results}) == 4
+    assert {result["resolved"]["max_running_requests"] for result in results} == {64}
+    assert len(list((home.study_folder / "launches").iterdir())) == 1
+
+
 def test_the_storage_may_change_when_a_study_continues(tmp_path: Path) -> None:
     home = Home(tmp_path, {**DEMO, "search": {"trials": 2, "seed": 0}})
     assert home.tune().returncode == 0
