@@ -86,7 +86,7 @@ class HeldLaunch:
         folder.mkdir(parents=True, exist_ok=True)
         self._store.write_launch(spec, None)
         if self._executor is None:
-            self._view.handle(LaunchPhase(spec.number, "executor"))
+            self._view.handle(LaunchPhase(spec.number, "prepare"))
             self._executor = self._open_executor()
         if self._is_interrupted:
             raise Interrupted("the study was asked to stop")
