@@ -12,6 +12,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
+from runner.cluster.address import check_reachable, use_token
 from runner.cluster.executor import Executor
 from runner.errors import ConfigError
 from runner.record.store import StudyStore
@@ -34,6 +35,8 @@ def tune(args: argparse.Namespace, settings: StudySettings, words: list[str]) ->
     """Start or continue a study with the chosen executor."""
     from runner.session import SessionRequest, run_session
 
+    if args.address is not None:
+        check_reachable(args.address)
     command = ["runner", *words]
     for flag in ("executor", "address"):
         if getattr(args, flag):
@@ -65,6 +68,8 @@ def choose_executor(
         kind = "inline" if is_simulated else "ray"
     if kind == "inline":
         return InlineExecutor(settings, store.machine_folder, store.leases_folder)
+    if address is not None:
+        use_token()
     from runner.cluster.ray_executor import RayExecutor
 
     return RayExecutor(settings, store.machine_folder, store.leases_folder, address)

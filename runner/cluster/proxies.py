@@ -34,6 +34,11 @@ def result_of(reference: Any) -> Any:  # noqa: ANN401 - Ray's references are unt
         raise ClusterLost(f"{type(error).__name__}: {first_line(str(error))}") from error
 
 
+def last_line(text: str) -> str:
+    """The last line of a text that says something: of a traceback, its error."""
+    return first_line("\n".join(reversed(text.splitlines())))
+
+
 def first_line(text: str) -> str:
     """The first line of a text that says something."""
     return next((line.strip() for line in text.splitlines() if line.strip()), "no message")

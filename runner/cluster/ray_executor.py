@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import AuthenticationError, RayError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -32,7 +32,7 @@ from runner.cluster.proxies import (
     MeterProxy,
     ReplicaProxy,
     SimulatedProxy,
-    first_line,
+    last_line,
 )
 from runner.cluster.servers import STREAMS_PER_LOAD, HttpServers, LaunchParts
 from runner.engines.lease import end_own
@@ -179,10 +179,18 @@ def connect(settings: StudySettings, address: str | None) -> None:
     try:
         ray.init(**options)
     except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
-        where = "start here" if address is None else f"be reached at {address}"
-        raise StudyError(
-            f"Ray could not {where}: {first_line(str(error))}. A cluster with token "
-            "authentication needs RAY_AUTH_TOKEN; --executor inline needs no Ray"
-        ) from error
+        where = "start here" if address is None else f"join the cluster at {address}"
+        raise StudyError(f"Ray could not {where}: {reason_of(error)}") from error
     if settings.engine.kind is not EngineKind.SIMULATED:
         require_gpus(settings, gpus_of_cluster())
+
+
+def reason_of(error: BaseException) -> str:
+    """What went wrong, from the first error of a chain; Ray wraps the one that says it."""
+    cause = error
+    while cause.__cause__ is not None:
+        cause = cause.__cause__
+    text = str(cause)
+    if AuthenticationError.__name__ in text:  # Ray keeps it as the text of a traceback only
+        return "it asks for its token; set RAY_AUTH_TOKEN, or put the token in ~/.ray/auth_token"
+    return f"{last_line(text)}. --executor inline needs no Ray"
