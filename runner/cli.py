@@ -22,13 +22,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = parser().parse_args(words)
     try:
         command = getattr(importlib.import_module("runner.commands"), args.run)
-        return int(command(args))
+        code = int(command(args))
+        sys.stdout.flush()
+        return code
     except ConfigError as error:
         print(f"runner: {error}", file=sys.stderr)
         return EXIT_INPUT
     except Interrupted as error:
         print(f"runner: {error}", file=sys.stderr)
         return EXIT_INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has gone, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_STOPPED
     except KeyboardInterrupt:
         print("\nrunner: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED

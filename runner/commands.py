@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+import shutil
 import sys
 from functools import partial
 from pathlib import Path
@@ -35,6 +36,7 @@ def tune(args: argparse.Namespace, settings: StudySettings, words: list[str]) ->
     """Start or continue a study with the chosen executor."""
     from runner.session import SessionRequest, run_session
 
+    check_engine(settings, is_local=args.address is None)
     if args.address is not None:
         check_reachable(args.address)
     command = ["runner", *words]
@@ -54,6 +56,28 @@ def tune(args: argparse.Namespace, settings: StudySettings, words: list[str]) ->
             as_json=args.json,
         )
     )
+
+
+def check_engine(settings: StudySettings, *, is_local: bool) -> None:
+    """What the engine needs is there, before anything is begun; raises ConfigError."""
+    from runner.machine.profile import load_profile
+    from runner.trial import EngineKind
+
+    engine = settings.engine
+    if engine.kind is not EngineKind.SGLANG:
+        load_profile(engine.profile or "")
+        return
+    if is_local and engine.python is not None and shutil.which(engine.python) is None:
+        raise ConfigError(
+            f"engine.python: {engine.python} is no program here; name the Python that has SGLang"
+        )
+    if (
+        is_local
+        and engine.model
+        and engine.model.startswith("/")
+        and not Path(engine.model).exists()
+    ):
+        raise ConfigError(f"engine.model: {engine.model} does not exist on this machine")
 
 
 def choose_executor(
@@ -82,14 +106,15 @@ def home_option(home: Path) -> str:
 
 def run_status(args: argparse.Namespace) -> int:
     """`runner status`: how far a study is."""
-    from runner.insight.status import print_status, status_document
+    from runner.insight.status import best_words, print_status, status_document
 
     store = StudyStore(args.home, args.name)
-    document = status_document(store.results(), stored_settings(args), store.progress())
+    results, settings = store.results(), stored_settings(args)
+    document = status_document(results, settings, store.progress())
     if args.json:
         print(json.dumps(document))
     else:
-        print_status(document, sys.stdout)
+        print_status(document, best_words(results, settings), sys.stdout)
     return 0
 
 

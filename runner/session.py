@@ -18,7 +18,7 @@ from types import FrameType
 from runner.cluster.executor import Executor
 from runner.config import MAY_CHANGE, diff, dump
 from runner.engines.lease import end_orphans, end_own
-from runner.errors import ConfigError, Interrupted
+from runner.errors import ConfigError, Interrupted, StudyError
 from runner.held_launch import HeldLaunch
 from runner.insight.live import Note, StudyEnded, StudyStarted
 from runner.insight.ranking import rank
@@ -82,6 +82,8 @@ def drive(study: Study, command: str) -> None:
     except Interrupted as error:
         state = StudyState.INTERRUPTED
         raise Interrupted(f"{error}; continue with: {command}") from error
+    except StudyError as error:
+        raise StudyError(f"{error}\ncontinue with: {command}") from error
     finally:
         with closing(study.view):
             end(study, state)
@@ -109,7 +111,7 @@ def open_study(store: StudyStore, settings: StudySettings) -> None:
         raise ConfigError(
             f"study {settings.name} exists with other settings:\n  {shown}\n"
             f"Only {', '.join(sorted(MAY_CHANGE))} may change when a study continues. "
-            "Give the study another name, or undo the change"
+            f"Give the study another name, undo the change, or delete {store.folder} to start anew"
         )
     if changes:
         before, now = (str(each["storage"] or store.optuna_url) for each in (old, document))

@@ -110,7 +110,9 @@ def measure(study: Study, proposal: Proposal) -> TrialResult:
         should_stop=partial(report_rung, study, proposal.number),
         on_judged=partial(judged, study, proposal.number),
     )
-    study.view.handle(TrialStarted(proposal.number, proposal.name, proposal.params))
+    study.view.handle(
+        TrialStarted(proposal.number, proposal.name, proposal.params, proposal.repeat_of)
+    )
     plan = launch_plan(study, proposal)
     if isinstance(plan, Failure):
         return conclude(identity, plan, keeper, launch=None)
@@ -146,7 +148,7 @@ def continue_rungs(study: Study, proposal: Proposal, keeper: RungKeeper) -> int:
     for rung in kept:
         keeper.judge(rung)
     if kept:
-        study.view.handle(Note(f"trial {proposal.number} continues after {len(kept)} rungs"))
+        study.view.handle(Note(f"trial {proposal.number} continues after {len(kept)} of its rungs"))
     return len(kept)
 
 

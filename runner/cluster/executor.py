@@ -23,9 +23,9 @@ class LaunchReport:
 
 @dataclass(frozen=True, slots=True)
 class LoadSight:
-    """A glimpse of a running phase of load, for the live view."""
+    """A glimpse of a running phase of load, for the live view; None: not known yet."""
 
-    output_throughput: float
+    output_throughput: float | None
     power_w: float | None
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import ray
-from ray.exceptions import AuthenticationError, RayError
+from ray.exceptions import AuthenticationError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -36,7 +36,7 @@ from runner.cluster.proxies import (
 )
 from runner.cluster.servers import STREAMS_PER_LOAD, HttpServers, LaunchParts
 from runner.engines.lease import end_own
-from runner.engines.program import program_for
+from runner.engines.program import program_for, sensor_for
 from runner.engines.sglang.server import ReplicaSpec
 from runner.errors import ClusterLost, Interrupted, StudyError
 from runner.settings import StudySettings
@@ -69,6 +69,8 @@ class RayExecutor:
         self._stop = threading.Event()
         self._clock = Clock(settings.engine.time_scale)
         self._group: ReplicaGroup | None = None
+        if settings.engine.kind is EngineKind.SGLANG and address is None:
+            require_gpus(settings, len(sensor_for(settings, machine_folder).gpus()))
         connect(settings, address)
         if settings.engine.kind is EngineKind.SIMULATED:
             return
@@ -168,9 +170,11 @@ class RayExecutor:
 def connect(settings: StudySettings, address: str | None) -> None:
     """Start Ray here, or join the cluster at `address`; one clear message when neither works."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    os.environ.setdefault("RAY_raylet_start_wait_time_s", "120")
     os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
     options: dict[str, Any] = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address is None:
+        options["address"] = "local"  # else Ray joins any cluster that it finds on this machine
         options["include_dashboard"] = False
         if settings.engine.kind is not EngineKind.SGLANG:
             options["num_gpus"] = settings.hardware.gpus
@@ -178,7 +182,7 @@ def connect(settings: StudySettings, address: str | None) -> None:
         options["address"] = address
     try:
         ray.init(**options)
-    except (RayError, ConnectionError, RuntimeError, ValueError, TimeoutError, OSError) as error:
+    except Exception as error:  # on a slow machine Ray raises no other type
         where = "start here" if address is None else f"join the cluster at {address}"
         raise StudyError(f"Ray could not {where}: {reason_of(error)}") from error
     if settings.engine.kind is not EngineKind.SIMULATED:

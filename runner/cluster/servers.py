@@ -148,7 +148,7 @@ class HttpServers:
         known = [watts for watts in readings if watts is not None]
         power_w = sum(known) if len(known) == len(readings) else None
         rate = sum(load.output_throughput() for load in loads)
-        self._on_sight(LoadSight(rate, power_w))
+        self._on_sight(LoadSight(rate or None, power_w))
 
     def _cancel_loads(self) -> None:
         for load in self._parts.loads:

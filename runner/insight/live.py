@@ -40,6 +40,7 @@ class TrialStarted:
     number: int
     name: str | None
     params: Params
+    repeat_of: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +146,9 @@ class Session:
                 shown = self.launch
                 if shown is None or (shown.number, shown.phase) != (launch, phase):
                     self.launch = RunningLaunch(launch, phase, now_s)
-            case TrialStarted(number, name, params):
-                self.trial = RunningTrial(number, name, setting_label(params))
+            case TrialStarted(number, name, params, repeat_of):
+                again = "" if repeat_of is None else f" (#{repeat_of} again)"
+                self.trial = RunningTrial(number, name, setting_label(params) + again)
             case RungProgress():
                 self.launch = None
                 self.trial = self.trial and replace(self.trial, glimpse=event)

@@ -8,12 +8,14 @@ from typing import Any, TextIO
 
 from runner.insight.live import duration_words
 from runner.insight.ranking import rank
-from runner.insight.summary import counted, format_number
+from runner.insight.summary import counted, format_value
 from runner.label import setting_label
 from runner.record.codec import encode
 from runner.record.store import StudyProgress, StudyState
 from runner.settings import StudySettings
 from runner.trial import Outcome, TrialResult
+
+AGAIN = ("failed", "invalid", "lost")
 
 
 def status_document(
@@ -43,17 +45,27 @@ def status_document(
     }
 
 
-def print_status(document: Mapping[str, Any], stream: TextIO) -> None:
-    """The same for a person."""
+def best_words(results: Sequence[TrialResult], settings: StudySettings) -> str | None:
+    """`#3 pp4 tp2 d8 cap59 graph, 212 tokens/s at C=8`, the value the mean as in the report."""
+    best = rank(results, settings).best
+    if best is None:
+        return None
+    value = format_value(best.values[0], settings.objectives[0])
+    return f"#{best.number} {setting_label(best.params)}, {value}"
+
+
+def print_status(document: Mapping[str, Any], best: str | None, stream: TextIO) -> None:
+    """The same for a person; `best` from best_words."""
     counts = dict(document["trials"])
     wanted = counts.pop("wanted")
     done = counts["complete"] + counts["pruned"]
     parts = [f"{count} {word}" for word, count in counts.items() if count]
     lines = [f"{document['name']}: {document['state']}, {done} of {wanted} trials done"]
     lines += [", ".join(parts)] if parts else []
-    if best := document["best"]:
-        label = f"#{best['number']} {setting_label(best['params'])}"
-        lines.append(f"best {label}, objective {format_number(best['values'][0])}")
+    if any(counts[word] for word in AGAIN):
+        lines.append(f"({', '.join(AGAIN)}: measured again, not counted)")
+    if best is not None:
+        lines.append(f"best {best}")
     if document["eta_s"]:
         lines.append(f"about {duration_words(document['eta_s'])} left")
     stream.write("\n".join(lines) + "\n")

@@ -154,12 +154,15 @@ def _power(rung: RungRecord, gpus: Sequence[GpuEnergy]) -> list[str]:
         for gpu in gpus
         if gpu.throttled
     ]
+    gaps_s: list[float] = []
     for gpu in gpus:
         taken = [sample for sample in rung.power if sample.gpu_uuid == gpu.gpu_uuid]
         if gpu.energy_j is not None or not _offers_power(taken):
             continue
-        gap_s = longest_gap_s(taken, load.window_start_s, load.window_end_s)
-        reasons.append(f"the power of GPU {gpu.gpu_uuid} was not read for {gap_s:.1f} s")
+        gaps_s.append(longest_gap_s(taken, load.window_start_s, load.window_end_s))
+    if gaps_s:
+        which = "1 GPU" if len(gaps_s) == 1 else f"{len(gaps_s)} GPUs"
+        reasons.append(f"the power of {which} was not read for {max(gaps_s):.1f} s")
     return reasons
 
 

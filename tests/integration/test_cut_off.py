@@ -84,7 +84,7 @@ def test_a_half_measured_trial_continues_at_its_next_rung(tmp_path: Path) -> Non
 
     assert done.returncode == 0, done.stderr
     assert first.stat().st_mtime_ns == written_ns
-    assert "continues after 1 rung" in done.stderr
+    assert "continues after 1 of its rungs" in done.stderr
     assert [rung["concurrency"] for rung in home.results()[0]["rungs"]] == [4, 1]
 
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import io
 import json
 
-from runner.insight.status import print_status, status_document
+from runner.insight.status import best_words, print_status, status_document
 from runner.record.store import StudyProgress, StudyState
 from runner.trial import Outcome
 from tests.samples import make_result, make_settings
@@ -64,10 +64,11 @@ def test_what_a_killed_driver_left_half_done_does_not_run() -> None:
 
 def test_status_in_words() -> None:
     stream = io.StringIO()
-    print_status(status_document(RESULTS, STUDY, progress(StudyState.RUNNING, (4,))), stream)
+    document = status_document(RESULTS, STUDY, progress(StudyState.RUNNING, (4,)))
+    print_status(document, best_words(RESULTS, STUDY), stream)
     assert stream.getvalue().splitlines() == [
         "demo: running, 2 of 20 trials done",
         "1 complete, 1 pruned, 1 infeasible, 1 running",
-        "best #0 pp8 d8 cap4 graph triton, objective 100",
+        "best #0 pp8 d8 cap4 graph triton, 99.5 tokens/s at C=32",
         "about 27 min 00 s left",
     ]

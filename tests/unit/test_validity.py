@@ -108,7 +108,7 @@ def test_a_fair_rung_has_no_reasons() -> None:
         ),
         (
             replace(RUNG, power=(*POWER[:20], *POWER[40:])),
-            "the power of GPU GPU-a was not read for 10.5 s",
+            "the power of 1 GPU was not read for 10.5 s",
         ),
     ],
     ids=lambda value: value.split(":")[0] if isinstance(value, str) else "",
