@@ -15,12 +15,13 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import IO
 
 from runner.errors import ConfigError, StudyError
+from runner.record.lock import LockHeld, LockMode, hold_lock
 from runner.record.run_views import page
 from runner.record.store import StudyStore
 from runner.record.tracking_store import sqlite_path, store_lock
@@ -88,11 +89,10 @@ def running_ui(
     uri: str, artifacts: Path, port: int | None = None
 ) -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """The address of a server that answers, and its process; all of it ends on leaving."""
-    chosen = free_port(port)
     with store_lock(uri):
         pass  # a driver may be making the store right now
-    address = f"http://{HOST}:{chosen}"
-    with tempfile.TemporaryFile() as log:
+    with held_port(port) as chosen, tempfile.TemporaryFile() as log:
+        address = f"http://{HOST}:{chosen}"
         process = subprocess.Popen(
             ui_command(uri, artifacts, chosen),
             env={**os.environ, **QUIET},
@@ -108,19 +108,37 @@ def running_ui(
             _end_group(process)
 
 
-def free_port(wanted: int | None) -> int:
-    """`wanted` if it is free, else ConfigError; by default the first free one from 5000 on."""
+@contextmanager
+def held_port(wanted: int | None) -> Iterator[int]:
+    """`wanted` if it is free, else ConfigError; by default the first free one from 5000 on.
+
+    The server binds its port many seconds after it was chosen; a lock keeps it until then from
+    another `runner ui` of this machine.
+    """
     tried = range(USUAL_PORT, USUAL_PORT + PORTS_TRIED) if wanted is None else [wanted]
     for port in tried:
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with ExitStack() as stack:
+            lock = Path(tempfile.gettempdir()) / f"runner-ui-{os.getuid()}-{port}.lock"
             try:
-                probe.bind((HOST, port))
-            except OSError:
+                stack.enter_context(hold_lock(lock, LockMode.TRY))
+            except LockHeld:
                 continue
-            return port
+            if is_free(port):
+                yield port
+                return
     taken = f"port {tried[0]} is" if len(tried) == 1 else f"ports {tried[0]} to {tried[-1]} are"
     raise ConfigError(f"{taken} taken; choose another one with --port")
+
+
+def is_free(port: int) -> bool:
+    """Whether nothing listens on a port of this machine."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
 
 
 def study_page(address: str, name: str, *, charts: bool = False) -> str:

@@ -28,7 +28,7 @@ from runner.errors import ConfigError, StudyError
 from runner.record.run_views import page, run_page
 from runner.record.store import StudyStore
 from runner.record.tracking import Tracker
-from runner.record.ui import free_port, running_ui, serve, study_page, tracking_of
+from runner.record.ui import held_port, running_ui, serve, study_page, tracking_of
 from runner.settings import Choices, IntRange
 from tests.record_samples import write_study
 from tests.samples import make_settings
@@ -201,10 +201,18 @@ def test_the_server_answers_this_machine_only(shown: Shown) -> None:
 def test_a_taken_port_is_named_and_by_default_passed_over() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        with pytest.raises(ConfigError, match=f"port {port} is taken; choose another .* --port"):
-            free_port(port)
-        assert free_port(None) != port
-    assert free_port(port) == port
+        refused = pytest.raises(
+            ConfigError, match=f"port {port} is taken; choose another .* --port"
+        )
+        with refused, held_port(port):
+            pytest.fail("it was given")
+    with held_port(port) as held:
+        assert held == port
+
+
+def test_a_port_is_held_before_its_server_binds_it() -> None:
+    with held_port(None) as first, held_port(None) as second:
+        assert first != second
 
 
 def test_a_home_without_a_store_says_what_to_do(tmp_path: Path) -> None:
