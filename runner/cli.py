@@ -11,6 +11,7 @@ from pathlib import Path
 
 from runner.errors import ConfigError, Interrupted, RunnerError
 
+HIGHEST_PORT = 65535
 EXIT_STOPPED, EXIT_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 
 
@@ -20,6 +21,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] == ["emulate"]:
         words = ["emulate", "--", *[word for word in words[1:] if word != "--"]]
     args = parser().parse_args(words)
+    if sys.stdout is None:  # closed by the caller
+        sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for good
     try:
         command = getattr(importlib.import_module("runner.commands"), args.run)
         code = int(command(args))
@@ -38,6 +41,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("\nrunner: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except RunnerError as error:
+        print(f"runner: {error}", file=sys.stderr)
+        return EXIT_STOPPED
+    except OSError as error:  # our output cannot be written, or a folder cannot be read
         print(f"runner: {error}", file=sys.stderr)
         return EXIT_STOPPED
 
@@ -77,6 +83,14 @@ def parser() -> argparse.ArgumentParser:
     return top
 
 
+def port_number(text: str) -> int:
+    """A port as argparse wants it."""
+    port = int(text)
+    if not 1 <= port <= HIGHEST_PORT:
+        raise ValueError(text)
+    return port
+
+
 def add_tune(
     commands: argparse._SubParsersAction[argparse.ArgumentParser],
     parents: list[argparse.ArgumentParser],
@@ -104,7 +118,9 @@ def add_reading(
     report.set_defaults(run="run_report")
     ui = commands.add_parser("ui", parents=parents, help="browse the trials in MLflow")
     ui.add_argument("name", nargs="?")
-    ui.add_argument("--port", type=int, help="default: 5000, or the next free one")
+    ui.add_argument(
+        "--port", type=port_number, help="1 to 65535; default: 5000, or the next free one"
+    )
     ui.set_defaults(run="run_ui")
     clean = commands.add_parser("clean", parents=parents, help="end servers that a dead run left")
     clean.set_defaults(run="run_clean")

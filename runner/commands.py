@@ -36,6 +36,10 @@ def tune(args: argparse.Namespace, settings: StudySettings, words: list[str]) ->
     """Start or continue a study with the chosen executor."""
     from runner.session import SessionRequest, run_session
 
+    if args.address is not None and args.executor == "inline":
+        raise ConfigError(
+            "--address names a Ray cluster, --executor inline uses none: leave one out"
+        )
     check_engine(settings, is_local=args.address is None)
     if args.address is not None:
         check_reachable(args.address)
@@ -156,6 +160,8 @@ def run_clean(args: argparse.Namespace) -> int:
     """`runner clean`: end servers whose driver is dead, in every study of this home."""
     from runner.engines.lease import end_orphans
 
+    if not args.home.is_dir():
+        raise ConfigError(f"--home {args.home}: there is no such folder")
     ended = [
         lease
         for folder in sorted(args.home.glob("studies/*/leases"))

@@ -31,8 +31,10 @@ from runner.record.tracking import Tracker
 from runner.search.storage import move_study
 from runner.search.study import Search
 from runner.settings import StudySettings
+from runner.trial import Outcome
 from runner.tune import Study, tune
 
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHOW_CURSOR = "\x1b[?25h"  # the live view hides it
 
 
@@ -56,10 +58,10 @@ def run_session(request: SessionRequest) -> int:
     store = StudyStore(request.home, settings.name)
     view = view_for(sys.stderr)
     with store.lock():
-        open_study(store, settings)
+        check_study(store, settings)
         for lease in end_orphans(store.leases_folder):
             view.handle(Note(f"ended the server of a dead run: pid {lease.pid}"))
-        search = Search(settings, settings.storage or store.optuna_url)
+        search = open_search(store, settings)
         uri = settings.tracking_uri or store.mlflow_uri
         tracker = BackgroundTracker(lambda: Tracker(uri, store, settings))
         launches = HeldLaunch(lambda: request.open_executor(settings, store), store, view)
@@ -68,14 +70,15 @@ def run_session(request: SessionRequest) -> int:
             drive(study, request.command)
         search.close()
     show_report(request)
-    return 0
+    return 0 if any(r.outcome is Outcome.COMPLETE for r in store.results()) else 1
 
 
 def drive(study: Study, command: str) -> None:
     """Tune with the view open; raises Interrupted with the command that continues the study."""
-    study.view.handle(StudyStarted(study.settings, tuple(study.store.results()), command))
     state = StudyState.STOPPED
     try:
+        results = tuple(study.store.results())
+        study.view.handle(StudyStarted(study.settings, results, command))
         with closing(study.launches):
             tune(study)
         state = StudyState.FINISHED
@@ -97,14 +100,29 @@ def end(study: Study, state: StudyState) -> None:
     study.tracker.finish(state, None if best is None else best.number)
 
 
-def open_study(store: StudyStore, settings: StudySettings) -> None:
-    """Create study.json, or check that the study on disk is the one asked for."""
+def open_search(store: StudyStore, settings: StudySettings) -> Search:
+    """Open the search; study.json is written only once that worked."""
     document = dump(settings)
-    if not store.exists():
+    old = store.read_study()["settings"] if store.exists() else document
+    before, now = (str(each["storage"] or store.optuna_url) for each in (old, document))
+    if before != now and store.has_measured():
+        move_study(settings.name, before, now)
+    search = Search(settings, now)
+    if old != document or not store.exists():
         store.create(document, describe_environment())
+    return search
+
+
+def check_study(store: StudyStore, settings: StudySettings) -> None:
+    """The study on disk must be the one asked for; one that measured nothing starts anew."""
+    if not store.exists():
         return
+    document = dump(settings)
     old = store.read_study()["settings"]
     changes = diff(old, document)
+    if changes and not store.has_measured() and old["storage"] is None:
+        store.start_anew()
+        return
     refused = [line for line in changes if not line.startswith(tuple(MAY_CHANGE))]
     if refused:
         shown = "\n  ".join(refused)
@@ -113,11 +131,6 @@ def open_study(store: StudyStore, settings: StudySettings) -> None:
             f"Only {', '.join(sorted(MAY_CHANGE))} may change when a study continues. "
             f"Give the study another name, undo the change, or delete {store.folder} to start anew"
         )
-    if changes:
-        before, now = (str(each["storage"] or store.optuna_url) for each in (old, document))
-        if before != now:
-            move_study(settings.name, before, now)
-        store.create(document, describe_environment())
 
 
 @contextmanager
@@ -137,7 +150,7 @@ def interruptible(launches: HeldLaunch, store: StudyStore, command: str) -> Iter
         print("\nstopping; press Ctrl-C again to stop at once", file=sys.stderr)
         launches.interrupt()
 
-    before = {each: signal.signal(each, on_signal) for each in (signal.SIGINT, signal.SIGTERM)}
+    before = {each: signal.signal(each, on_signal) for each in STOP_SIGNALS}
     try:
         yield
     finally:

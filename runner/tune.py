@@ -61,11 +61,31 @@ def tune(study: Study) -> None:
         StudyError: it cannot go on (five losses in a row, no GPUs, a full disk).
         Interrupted: the user asked to stop; what was measured is kept.
     """
+    check_whole(study)
     tell_finished(study)
     for proposal in proposals(study):
         result = study.search.settle(measure(study, proposal))
         finish(study, result)
         stop_after_losses(study, result)
+
+
+def check_whole(study: Study) -> None:
+    """Files and search storage must know the same trials; nothing is written before they do."""
+    begun = {trial.number: trial for trial in study.search.trials()}
+    kept = {result.number: result for result in study.store.results()}
+    ended = {number for number, trial in begun.items() if not trial.is_running}
+    folder = study.store.folder
+    if lost := sorted(ended - kept.keys()):
+        raise StudyError(
+            f"trials {lost} ended, but have no result.json below {folder}; restore them: their "
+            "runs in MLflow keep a copy among the artifacts"
+        )
+    strange = [n for n, r in kept.items() if n not in begun or begun[n].spec_hash != r.spec_hash]
+    if strange:
+        raise StudyError(
+            f"the search storage does not know trials {strange} of {folder}: it was deleted or "
+            "exchanged; restore it, or delete the study's folder to start anew"
+        )
 
 
 def tell_finished(study: Study) -> None:

@@ -7,6 +7,7 @@ block, so they are called from a small thread pool and watched for an interrupti
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from runner.clock import Clock
 from runner.cluster.executor import LaunchReport, LoadSight, OnSight, StartSight
 from runner.cluster.handles import LoadHandle, MeterHandle, ReplicaHandle
 from runner.engines.sglang.server import ServerStarted
-from runner.errors import ClusterLost, Interrupted
+from runner.errors import ClusterLost, Interrupted, LoadFailed
 from runner.load.client import Target
 from runner.load.generator import merge_runs
 from runner.trial import LoadPlan, LoadRun, Params, PowerSample
@@ -25,6 +26,8 @@ T = TypeVar("T")
 TICK_S = 0.5
 STREAMS_PER_LOAD = 512
 """Streams one load generator serves before another one is worth its core."""
+DEATH_LOOKS = 20
+DEATH_LOOK_WALL_S = 0.1
 MEMORY_SLACK_BYTES = 1 << 30
 MEMORY_DEADLINE_S = 60.0
 
@@ -100,7 +103,11 @@ class HttpServers:
             self._pool.submit(load.run, plan, targets, shard, shards)
             for shard, load in enumerate(loads)
         ]
-        self._watch(futures, on_tick=lambda: self._sight(loads), cancel=self._cancel_loads)
+        try:
+            self._watch(futures, on_tick=lambda: self._sight(loads), cancel=self._cancel_loads)
+        except LoadFailed:
+            self._explain_failure()
+            raise
         run = merge_runs([future.result() for future in futures])
         self._on_all(lambda replica: replica.drain())
         return run
@@ -108,6 +115,12 @@ class HttpServers:
     def read_power(self, start_s: float, end_s: float) -> tuple[PowerSample, ...]:
         """The samples of every GPU of the launch around the window."""
         return self._parts.meter.samples(start_s, end_s)
+
+    def _explain_failure(self) -> None:
+        """Requests that fail may mean a dead server, which shows a moment later: that is raised."""
+        for _ in range(DEATH_LOOKS):
+            self.check_alive()
+            time.sleep(DEATH_LOOK_WALL_S)
 
     def check_alive(self) -> None:
         """Raise if any replica is gone."""

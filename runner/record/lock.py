@@ -43,8 +43,11 @@ def hold_lock(path: Path, mode: LockMode) -> Iterator[None]:
     Raises LockHeld when it is taken and `mode` is not WAIT.
     """
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        if mode is LockMode.LOOK:  # readers may have no right to write
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        else:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
         raise StudyError(f"{path} cannot be opened: {error.strerror}") from error
     try:

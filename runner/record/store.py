@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import difflib
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -43,7 +44,9 @@ RESULT_KEYS = (
     "values",
     "rungs",
 )
-KEEP_OUT = "Move it away and continue the study: this trial is measured again"
+KEEP_OUT = (
+    "Restore it: the trial's run in MLflow keeps a copy among its artifacts, and so may your backup"
+)
 
 
 class StudyState(StrEnum):
@@ -89,7 +92,7 @@ class StudyStore:
                 "'-', and neither mlartifacts nor mlflow.db"
             )
         self.name = name
-        self.studies_folder = home.expanduser().resolve() / "studies"
+        self.studies_folder = _home(home) / "studies"
         self.folder = self.studies_folder / name
         self.machine_folder = self.folder / "machine"
         self.leases_folder = self.folder / "leases"
@@ -165,6 +168,17 @@ class StudyStore:
     def launches_used(self) -> int:
         """How many launches were begun."""
         return len(_numbered(self.folder / "launches"))
+
+    def has_measured(self) -> bool:
+        """Whether any rung of any trial was measured, or any trial has ended."""
+        trials = self.folder / "trials"
+        return any(trials.glob("*/rung-*.parquet")) or any(trials.glob("*/result.json"))
+
+    def start_anew(self) -> None:
+        """Forget what a study that measured nothing left: begun trials, launches, its search."""
+        for folder in ("trials", "launches", "machine"):
+            shutil.rmtree(self.folder / folder, ignore_errors=True)
+        (self.folder / "optuna.db").unlink(missing_ok=True)
 
     def next_launch_number(self) -> int:
         """A launch number that no launch has; its folder is made, so it stays taken."""
@@ -275,8 +289,13 @@ class StudyStore:
         return tuple(n for n, folder in folders if not (folder / "result.json").exists())
 
     def _last_state(self) -> StudyState | None:
-        document = _read(self._state_path, "Delete it: the next session writes it again")
-        return None if document is None else StudyState(str(document.get("state")))
+        remedy = "Delete it: the next session writes it again"
+        document = _read(self._state_path, remedy)
+        if document is None:
+            return None
+        if document.get("state") not in list(StudyState):
+            raise damaged(self._state_path, f"state {document.get('state')!r}", remedy)
+        return StudyState(str(document["state"]))
 
     def _driver_pid(self) -> int | None:
         if not self._lock_path.exists():
@@ -298,6 +317,22 @@ class StudyStore:
         near = difflib.get_close_matches(self.name, names, n=3)
         hint = f"did you mean {' or '.join(near)}?" if near else f"there are: {', '.join(names)}"
         return f"no study {self.name} in {self.studies_folder}; {hint}"
+
+
+def _home(home: Path) -> Path:
+    """The folder that holds studies/; ConfigError when it cannot be one."""
+    try:
+        whole = home.expanduser().resolve()
+    except RuntimeError as error:
+        raise ConfigError(f"--home {home}: {error}") from error
+    if whole.exists() and not whole.is_dir():
+        raise ConfigError(f"--home {home}: this is a file, a folder is expected")
+    if odd := sorted(set("?%") & set(str(whole))):
+        raise ConfigError(
+            f"--home {whole}: {' and '.join(odd)} cannot be in the path of a database; "
+            "use another folder"
+        )
+    return whole
 
 
 def _numbered(folder: Path) -> list[int]:

@@ -227,7 +227,8 @@ class MlflowStore:
                 f"MLflow's store {self.uri} stays locked by another process; close that, then "
                 "continue the study: what is missing in MLflow is logged again from its files"
             )
-        return f"MLflow's store {self.uri} refuses: {error}"
+        why = str(error).splitlines()[0] if str(error) else type(error).__name__
+        return f"MLflow's store {self.uri} refuses: {why}"
 
 
 def _chunks(items: Sequence[T], size: int) -> Iterator[list[T]]:

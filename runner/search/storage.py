@@ -7,7 +7,8 @@ The storage is written through its documented interface; the driver is its only 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -85,52 +86,69 @@ class TrialStorage:
 
     def create(self, new: NewTrial) -> PastTrial:
         """Begin a trial, at once and as a whole."""
-        template = optuna.create_trial(
-            state=TrialState.RUNNING,
-            params=dict(new.found),
-            distributions=distributions(self._parameters, new.found),
-            user_attrs={
-                "spec_hash": new.spec_hash,
-                "params": dict(new.params),
-                "name": new.name,
-                "retry_of": new.retry_of,
-                "repeat_of": new.repeat_of,
-                "drawn": new.drawn,
-                "notes": sorted(new.notes),
-            },
-            system_attrs=dict(new.notes),
-        )
-        trial_id = self._storage.create_new_trial(self._study_id, template_trial=template)
-        return self._past(self._storage.get_trial(trial_id))
+        with self._writing():
+            template = optuna.create_trial(
+                state=TrialState.RUNNING,
+                params=dict(new.found),
+                distributions=distributions(self._parameters, new.found),
+                user_attrs={
+                    "spec_hash": new.spec_hash,
+                    "params": dict(new.params),
+                    "name": new.name,
+                    "retry_of": new.retry_of,
+                    "repeat_of": new.repeat_of,
+                    "drawn": new.drawn,
+                    "notes": sorted(new.notes),
+                },
+                system_attrs=dict(new.notes),
+            )
+            trial_id = self._storage.create_new_trial(self._study_id, template_trial=template)
+            return self._past(self._storage.get_trial(trial_id))
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turn what the database says into one message."""
+        try:
+            yield
+        except (SQLAlchemyError, StorageInternalError) as error:
+            cause = str(error.__cause__ or error).splitlines()[0]
+            raise StudyError(
+                f"the search storage cannot be written: {cause}. Make room or restore it, then "
+                "continue the study"
+            ) from error
 
     def report(self, number: int, position: int, value: float) -> None:
         """Store the value of one rung."""
-        self._storage.set_trial_intermediate_value(self._id(number), position, value)
+        with self._writing():
+            self._storage.set_trial_intermediate_value(self._id(number), position, value)
 
     def add_params(self, number: int, found: Params) -> None:
         """Add those parameters that the trial does not have yet."""
-        trial_id = self._id(number)
-        present = self._storage.get_trial(trial_id).params
-        for name, kind in distributions(self._parameters, found).items():
-            if name not in present:
-                value = kind.to_internal_repr(found[name])
-                self._storage.set_trial_param(trial_id, name, value, kind)
+        with self._writing():
+            trial_id = self._id(number)
+            present = self._storage.get_trial(trial_id).params
+            for name, kind in distributions(self._parameters, found).items():
+                if name not in present:
+                    value = kind.to_internal_repr(found[name])
+                    self._storage.set_trial_param(trial_id, name, value, kind)
 
     def add_constraints(self, number: int, constraints: Mapping[str, float]) -> None:
         """Add those constraint values that the trial does not have yet."""
-        trial = optuna.Trial(self._study, self._id(number))
-        present = trial.constraints
-        for name, excess in constraints.items():
-            if name not in present:
-                trial.set_constraint(name, excess)
+        with self._writing():
+            trial = optuna.Trial(self._study, self._id(number))
+            present = trial.constraints
+            for name, excess in constraints.items():
+                if name not in present:
+                    trial.set_constraint(name, excess)
 
     def end(self, result: TrialResult, values: Sequence[float] | None) -> None:
         """End a trial; its state is written last."""
-        trial_id = self._id(result.number)
-        self._storage.set_trial_user_attr(trial_id, "outcome", str(result.outcome))
-        self._storage.set_trial_user_attr(trial_id, "reason", result.reason)
-        self._storage.set_trial_user_attr(trial_id, "stage", result.stage and str(result.stage))
-        self._study.tell(result.number, values, state=STATES[result.outcome])
+        with self._writing():
+            trial_id = self._id(result.number)
+            self._storage.set_trial_user_attr(trial_id, "outcome", str(result.outcome))
+            self._storage.set_trial_user_attr(trial_id, "reason", result.reason)
+            self._storage.set_trial_user_attr(trial_id, "stage", result.stage and str(result.stage))
+            self._study.tell(result.number, values, state=STATES[result.outcome])
 
     def close(self) -> None:
         """Let go of the database."""

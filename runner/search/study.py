@@ -107,6 +107,10 @@ class Search:
         elif result.outcome is Outcome.COMPLETE:
             self._losses_in_a_row = 0
 
+    def trials(self) -> tuple[PastTrial, ...]:
+        """Every trial that was begun, by number."""
+        return self._history
+
     def counts(self) -> Counts:
         """How many trials ended how."""
         return count(self._history, self._settings.search.trials)

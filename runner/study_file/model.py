@@ -27,6 +27,12 @@ def _plain_value(value: object) -> object:
     raise PydanticCustomError("plain", "not a plain value")
 
 
+def _environment_name(name: object) -> object:
+    if not isinstance(name, str) or not name or "=" in name or "\0" in name:
+        raise PydanticCustomError("environment", "no name of an environment variable")
+    return name
+
+
 def _environment_value(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise PydanticCustomError("environment", "neither text nor a number")
@@ -44,6 +50,7 @@ def _parallel(value: object) -> object:
 
 # A union would make pydantic report every member by itself, so each kind of value has one type.
 Plain: TypeAlias = Annotated[Any, BeforeValidator(_plain_value)]
+EnvironmentName: TypeAlias = Annotated[str, BeforeValidator(_environment_name)]
 EnvironmentValue: TypeAlias = Annotated[str, BeforeValidator(_environment_value)]
 Size: TypeAlias = Annotated[int, Field(ge=1)]
 Positive: TypeAlias = Annotated[float, Field(gt=0)]
@@ -83,7 +90,7 @@ class EngineSection(Section):
     args: dict[str, Plain] = Field(
         default_factory=dict, description=f"server parameters, each {PLAIN}"
     )
-    env: dict[str, EnvironmentValue] = Field(
+    env: dict[EnvironmentName, EnvironmentValue] = Field(
         default_factory=dict, description="environment variables, each text or a number"
     )
 

@@ -573,3 +573,21 @@ def test_a_folder_that_is_a_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "studies").write_text("")
     with pytest.raises(StudyError, match=r"study\.json cannot be written: (Not a dir|File exists)"):
         StudyStore(tmp_path, "demo").create({}, {})
+
+
+@pytest.mark.parametrize("name", ["what?", "100%"])
+def test_a_home_that_no_database_url_can_name_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ConfigError, match="cannot be in the path of a database"):
+        StudyStore(tmp_path / name, "demo")
+
+
+def test_a_home_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "study.yaml"
+    file.touch()
+    with pytest.raises(ConfigError, match="this is a file, a folder is expected"):
+        StudyStore(file, "demo")
+
+
+def test_a_home_of_nobody_is_refused() -> None:
+    with pytest.raises(ConfigError, match="--home ~nosuchuser"):
+        StudyStore(Path("~nosuchuser"), "demo")

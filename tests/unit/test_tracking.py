@@ -518,7 +518,7 @@ def test_a_file_that_is_no_store_is_named(tmp_path: Path) -> None:
 
 
 def test_a_home_may_have_any_name(tmp_path: Path, empty_store: Path) -> None:
-    store = StudyStore(tmp_path / "a b #1 100%", "demo")
+    store = StudyStore(tmp_path / "a b #1", "demo")
     store.studies_folder.mkdir(parents=True)
     shutil.copy(empty_store, store.mlflow_path)
     result = complete_trial(0, 500.0, PARAMS)
