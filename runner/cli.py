@@ -16,7 +16,7 @@ EXIT_STOPPED, EXIT_INPUT, EXIT_INTERRUPTED = 1, 2, 130
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code (design: 0 done, 1 stopped, 2 input, 130 cut)."""
+    """Run one command; returns the exit code (0 done, 1 stopped, 2 wrong input, 130 cut)."""
     words = list(sys.argv[1:] if argv is None else argv)
     if words[:1] == ["emulate"]:
         words = ["emulate", "--", *[word for word in words[1:] if word != "--"]]

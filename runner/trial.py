@@ -24,7 +24,7 @@ Params: TypeAlias = Mapping[str, ParamValue]
 
 
 class EngineKind(StrEnum):
-    """What is measured (design: simulated, emulated, real)."""
+    """What is measured: the model, emulated servers, real ones."""
 
     SIMULATED = "simulated"
     EMULATED = "emulated"
@@ -235,7 +235,7 @@ class Failure:
 
     @classmethod
     def of(cls, error: RunnerError, stage: Stage) -> Failure:
-        """The one mapping from typed errors to outcomes (design 8)."""
+        """The one mapping from typed errors to outcomes."""
         return cls(stage, outcome_of(error), str(error), getattr(error, "log_path", None))
 
 
@@ -334,7 +334,7 @@ class RungResult:
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """What result.json holds (design 7); `values` in the order of the study's objectives."""
+    """What result.json holds; `values` in the order of the study's objectives."""
 
     number: int
     name: str | None

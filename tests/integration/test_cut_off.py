@@ -19,7 +19,8 @@ from runner.engines.processes import LEASE_VARIABLE, identify
 from tests.driving import Home, kill, wait_for
 from tests.studies import CPU
 
-FINISHED = {"COMPLETE", "PRUNED"}
+# A busy machine makes a measurement invalid now and then; it is measured again.
+ENDS = {"complete": "COMPLETE", "pruned": "PRUNED", "invalid": "FAIL"}
 
 
 def check_whole(home: Home, wanted: int) -> None:
@@ -28,9 +29,10 @@ def check_whole(home: Home, wanted: int) -> None:
     trials = optuna.load_study(study_name="tiny", storage=storage).trials
     results = home.results()
     assert [r["number"] for r in results] == [trial.number for trial in trials]
-    assert {trial.state.name for trial in trials} <= FINISHED
+    assert [trial.state.name for trial in trials] == [ENDS[r["outcome"]] for r in results]
     assert [trial.user_attrs["outcome"] for trial in trials] == [r["outcome"] for r in results]
-    assert sum(r["repeat_of"] is None for r in results) == wanted
+    counted = [r for r in results if r["outcome"] != "invalid" and r["repeat_of"] is None]
+    assert len(counted) == wanted
 
     client = MlflowClient(f"sqlite:///{home.folder / 'studies' / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("tiny")
@@ -85,7 +87,9 @@ def test_a_half_measured_trial_continues_at_its_next_rung(tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     assert first.stat().st_mtime_ns == written_ns
     assert "continues after 1 of its rungs" in done.stderr
-    assert [rung["concurrency"] for rung in home.results()[0]["rungs"]] == [4, 1]
+    result = home.results()[0]
+    measured = [rung["concurrency"] for rung in result["rungs"]]
+    assert measured == ([4] if result["outcome"] == "invalid" else [4, 1])
 
 
 @pytest.mark.timeout(200)

@@ -48,7 +48,7 @@ def test_a_study_joins_a_running_cluster(address: str, tmp_path: Path) -> None:
     done = home.tune("--address", address)
 
     assert done.returncode == 0, done.stderr
-    assert [result["outcome"] for result in home.results()] == ["complete", "complete"]
+    assert [result["outcome"] for result in home.results()].count("complete") == 2
     alive = subprocess.run(
         [RAY, "status", "--address", address],
         env={**os.environ, "RAY_AUTH_MODE": "token"},
