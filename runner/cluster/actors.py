@@ -7,7 +7,6 @@ Several threads per actor, so that a running call can be told to stop.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -53,10 +52,8 @@ class ServerActor:
         return tuple(sorted(int(each) for each in ids))
 
     def prepare(self, spec: ReplicaSpec) -> None:
-        """Take the next server; CUDA_VISIBLE_DEVICES is built from this actor's own GPUs."""
-        indices = self.gpu_indices()
-        visible = ",".join(str(index) for index in indices)
-        self._server = Server(replace(spec, gpu_indices=indices, visible_devices=visible))
+        """Take the next server; its GPUs are those that `gpu_indices` answered."""
+        self._server = Server(spec)
 
     def start(self) -> ServerStarted:
         """See Server.start."""

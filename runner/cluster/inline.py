@@ -11,9 +11,10 @@ from runner.clock import Clock
 from runner.cluster.executor import LaunchReport, OnSight, RunningLaunch
 from runner.cluster.handles import LocalLoad, LocalMeter
 from runner.cluster.placement import assign_gpus
+from runner.cluster.replica import LaunchPlace, replica_spec
 from runner.cluster.servers import HttpServers, LaunchParts
 from runner.engines.program import program_for, sensor_for
-from runner.engines.sglang.server import ReplicaSpec, Server
+from runner.engines.sglang.server import Server
 from runner.engines.simulated import SimulatedServers
 from runner.errors import Interrupted, StudyError
 from runner.settings import StudySettings
@@ -62,20 +63,9 @@ class InlineExecutor:
         indices = tuple(gpu.index for gpu in self._gpus[: self._settings.hardware.gpus])
         placed = assign_gpus(spec, indices)
         uuid_of = {gpu.index: gpu.uuid for gpu in self._gpus}
+        place = LaunchPlace(self._program, folder, self._leases_folder)
         replicas = tuple(
-            Server(
-                ReplicaSpec(
-                    index=index,
-                    launch_number=spec.number,
-                    server_args=spec.server_args,
-                    gpu_indices=gpus,
-                    visible_devices=",".join(str(gpu) for gpu in gpus),
-                    program=self._program,
-                    log_path=folder / f"replica-{index}.log",
-                    lease_folder=self._leases_folder,
-                )
-            )
-            for index, gpus in enumerate(placed)
+            Server(replica_spec(spec, index, gpus, place)) for index, gpus in enumerate(placed)
         )
         used = tuple(uuid_of[gpu] for gpus in placed for gpu in gpus)
         return LaunchParts(replicas, (self._load,), self._meter, used, self._clock)

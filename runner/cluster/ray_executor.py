@@ -34,10 +34,10 @@ from runner.cluster.proxies import (
     SimulatedProxy,
     last_line,
 )
+from runner.cluster.replica import LaunchPlace, replica_spec
 from runner.cluster.servers import STREAMS_PER_LOAD, HttpServers, LaunchParts
 from runner.engines.lease import end_own
 from runner.engines.program import program_for, sensor_for
-from runner.engines.sglang.server import ReplicaSpec
 from runner.errors import ClusterLost, Interrupted, StudyError
 from runner.settings import StudySettings
 from runner.trial import EngineKind, LaunchSpec
@@ -118,21 +118,12 @@ class RayExecutor:
     def _parts(self, spec: LaunchSpec, folder: Path) -> LaunchParts:
         replicas = self._replicas(spec)
         uuid_of = {gpu.index: gpu.uuid for gpu in self._gpus}
+        place = LaunchPlace(self._program, folder, self._leases_folder)
         used: list[str] = []
         for index, replica in enumerate(replicas):
-            replica.prepare(
-                ReplicaSpec(
-                    index=index,
-                    launch_number=spec.number,
-                    server_args=spec.server_args,
-                    gpu_indices=(),
-                    visible_devices="",
-                    program=self._program,
-                    log_path=folder / f"replica-{index}.log",
-                    lease_folder=self._leases_folder,
-                )
-            )
-            used.extend(uuid_of[gpu] for gpu in replica.gpu_indices())
+            gpus = replica.gpu_indices()
+            replica.prepare(replica_spec(spec, index, gpus, place))
+            used.extend(uuid_of[gpu] for gpu in gpus)
         return LaunchParts(replicas, self._loads, self._meter, tuple(used), self._clock)
 
     def _replicas(self, spec: LaunchSpec) -> tuple[ReplicaProxy, ...]:

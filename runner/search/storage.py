@@ -111,10 +111,9 @@ class TrialStorage:
         try:
             yield
         except (SQLAlchemyError, StorageInternalError) as error:
-            cause = str(error.__cause__ or error).splitlines()[0]
             raise StudyError(
-                f"the search storage cannot be written: {cause}. Make room or restore it, then "
-                "continue the study"
+                f"the search storage cannot be written: {cause_of(error)}. "
+                "Make room or restore it, then continue the study"
             ) from error
 
     def report(self, number: int, position: int, value: float) -> None:
@@ -216,11 +215,15 @@ def open_database(url: str) -> RDBStorage:
     try:
         return RDBStorage(url, engine_kwargs=database_options(url))
     except (SQLAlchemyError, StorageInternalError, ImportError) as error:
-        cause = str(error.__cause__ or error).splitlines()[0]
         raise ConfigError(
-            f"the search storage cannot be opened: {cause}; check the storage URL of the study, "
-            "for example postgresql://HOST/DATABASE"
+            f"the search storage cannot be opened: {cause_of(error)}; "
+            "check the storage URL of the study, for example postgresql://HOST/DATABASE"
         ) from error
+
+
+def cause_of(error: Exception) -> str:
+    """What the database itself said, in one line."""
+    return str(error.__cause__ or error).splitlines()[0]
 
 
 def database_options(url: str) -> dict[str, Any]:
