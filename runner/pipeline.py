@@ -133,6 +133,11 @@ class Pipeline:
         return len(self._scheduler.waiting) + len(self._pending)
 
     @property
+    def retractions(self) -> int:
+        """How often a request lost its KV cache and went back to the queue."""
+        return self._scheduler.retractions
+
+    @property
     def cap(self) -> int:
         """The cap on a slot's requests as it stands."""
         return self._scheduler.cap
