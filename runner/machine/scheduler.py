@@ -20,7 +20,6 @@ from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
-
 MOST_RESERVED_TOKENS = 4096  # of one request's output still to come: SGLang's CLIP_MAX_NEW_TOKENS
 
 
