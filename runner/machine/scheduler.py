@@ -95,6 +95,7 @@ class Batch:
         "result_s",
         "running",
         "slot",
+        "slow",
         "tokens",
         "watts",
         "works",
@@ -110,7 +111,7 @@ class Batch:
         self.has_graph = False
         self.gpu_s: tuple[float, ...] = ()
         self.launch_s: tuple[float, ...] = ()
-        self.watts = self.result_s = self.end_s = 0.0
+        self.watts = self.slow = self.result_s = self.end_s = 0.0
         self.noise = 0
 
 
