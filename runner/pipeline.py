@@ -100,6 +100,7 @@ class Pipeline:
         self._heard_s = [start_s] * self._ranks  # when it knew of that iteration's requests
         self._sent_s = [start_s] * self._ranks  # when it passed results on in it
         self._gpu_s = [start_s] * self._ranks  # when its GPU is free
+        self._accepted_s = start_s  # when HTTP had taken in the newest request
         self._arrived_s = start_s  # when the newest request in the scheduler came
         self._free_s = start_s  # overlapped: when the CPU could turn to the next launch
         lag = slots(shape) + self._ranks
@@ -150,11 +151,14 @@ class Pipeline:
         self._scheduler.cap = cap
 
     def submit(self, request: PipelineRequest, now_s: float) -> None:
-        """A request reaches the server at `now_s`, rank 0 `request_s` later.
+        """A request reaches the server at `now_s`, and rank 0 as soon as HTTP lets it.
 
         Iterations that start from then on see it.
         """
-        now_s += self._profile.host.request_s
+        host = self._profile.host
+        if host.accept_s > 0.0:
+            self._accepted_s = now_s = max(self._accepted_s, now_s) + host.accept_s
+        now_s += host.request_s
         place = len(self._pending)
         while place and self._pending[place - 1][0] > now_s:
             place -= 1

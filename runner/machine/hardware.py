@@ -91,8 +91,9 @@ class HostCosts:
     result is processed. `empty_slot_s`: an iteration whose slot is empty. `message_s`: passing
     a message to the next rank. `is_blocking`: the forward runs in the scheduler's own thread.
     `is_overlapped`: a result is handled once the next batch is launched (SGLang's overlap
-    schedule, without stages only); this shows in the time to first token. `request_s`: a
-    request's way through HTTP, the tokenizer process and back.
+    schedule, without stages only); this shows in the time to first token. A request takes
+    `request_s` through HTTP and the tokenizer process and back, which take in one request
+    after another, `accept_s` each: a burst trickles in.
     """
 
     schedule_s: float
@@ -105,6 +106,7 @@ class HostCosts:
     is_blocking: bool
     is_overlapped: bool = False
     request_s: float = 0.0
+    accept_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
