@@ -1,7 +1,5 @@
 """The two H200 profiles against what was measured on SGLang 0.5.16, one H200.
 
-python tests/bench/h200.py [--all]
-
 Every measured point is run again in virtual time by the protocol it was measured with: all users
 start together and send their requests (256 tokens in, 256 out) one after another. The output
 throughput is that of the whole run, the decode throughput that between the moment every user has
@@ -89,7 +87,7 @@ def points() -> list[Point]:
 
 def quiet_profile(server: str) -> Profile:
     """The profile of a measured server, without noise."""
-    profile = load_profile(PROFILES[server.split("-")[0]])
+    profile = load_profile(PROFILES[server.split("-", maxsplit=1)[0]])
     return replace(profile, noise=Noise(stage=0.0, run=0.0))
 
 
@@ -167,7 +165,7 @@ def mean_error(found: Iterable[Row], model: str, quantity: str) -> float:
 
 def _drive(pipeline: Pipeline, point: Point) -> list[_User]:
     users = [_User([], []) for _ in range(point.users)]
-    sends = deque((index * SEND_GAP_S, user) for index, user in enumerate(range(point.users)))
+    sends = deque((user * SEND_GAP_S, user) for user in range(point.users))
     while sends or not pipeline.is_idle:
         while sends:
             send_s, user = sends.popleft()
@@ -198,33 +196,43 @@ def _middle(values: Iterable[float]) -> float:
     return ordered[len(ordered) // 2]
 
 
-def main() -> None:
-    """Print measured, modelled and error of every point, and the mean absolute errors."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.parse_args()
-    found = rows()
-    head = " | ".join(f"{name:^22}" for name in QUANTITIES)
-    print(f"{'server':31} {'users':>5} | {head}")
+def report() -> list[str]:
+    """Measured, modelled and error of every point, and the mean absolute errors, as lines."""
+    found, starts = rows(), start_rows()
+    lines = [_line("server", "users", dict(zip(QUANTITIES, QUANTITIES, strict=True)))]
     for server, users in dict.fromkeys((row.server, row.users) for row in found):
         cells = {
-            row.quantity: f"{row.measured:7.5g} {row.modelled:7.5g} {row.error:+6.1%}"
+            row.quantity: f"{row.measured:6.5g} {row.modelled:6.5g} {row.error:+6.1%}"
             for row in found
             if (row.server, row.users) == (server, users)
         }
-        line = " | ".join(f"{cells.get(name, '-'):22}" for name in QUANTITIES)
-        print(f"{server:31} {users:5d} | {line}")
-    starts = start_rows()
-    print("\nstart, seconds")
-    for row in starts:
-        print(
-            f"{row.server:31} {row.quantity:17} {row.measured:6.1f} {row.modelled:6.1f} "
-            f"{row.error:+6.1%}"
-        )
-    print("\nmean absolute errors")
+        lines.append(_line(server, str(users), cells))
+    lines += ["", "seconds of a start: measured, modelled, error"]
+    lines += [
+        f"{row.server:30} {row.quantity:16} {row.measured:6.1f} {row.modelled:6.1f} "
+        f"{row.error:+6.1%}"
+        for row in starts
+    ]
+    lines += ["", "mean absolute errors"]
     for model in PROFILES:
-        for name in QUANTITIES:
-            print(f"{model:6} {name:14} {mean_error(found, model, name):6.1%}")
-        print(f"{model:6} {'start total':14} {mean_error(starts, model, 'start total'):6.1%}")
+        lines += [
+            f"{model:5} {name:12} {mean_error(found, model, name):6.1%}" for name in QUANTITIES
+        ]
+        lines.append(f"{model:5} {'start':12} {mean_error(starts, model, 'start total'):6.1%}")
+    return lines
+
+
+def _line(server: str, users: str, cells: Mapping[str, str]) -> str:
+    columns = (f"{cells.get(name, '-'):21}" for name in QUANTITIES)
+    return f"{server:30} {users:>5} | " + "| ".join(columns)
+
+
+def main() -> None:
+    """Print the report."""
+    argparse.ArgumentParser(
+        description="The H200 profiles against what was measured: measured, modelled, error."
+    ).parse_args()
+    print(*report(), sep="\n")  # noqa: T201 - the figures are the product
 
 
 if __name__ == "__main__":
