@@ -142,6 +142,11 @@ class Pipeline:
         return len(self._scheduler.waiting) + len(self._pending)
 
     @property
+    def retractions(self) -> int:
+        """How often a request lost its KV cache and went back to the queue."""
+        return self._scheduler.retractions
+
+    @property
     def cap(self) -> int:
         """The cap on a slot's requests as it stands."""
         return self._scheduler.cap
@@ -309,27 +314,33 @@ class Pipeline:
 
     def _launch(self, rank: int, batch: Batch, heard_s: float) -> None:
         """What a visit to a slot with a batch does, up to the launch."""
-        host, gpu_s = self._profile.host, self._gpu_s
+        host, gpu_s, cpu_s = self._profile.host, self._gpu_s, self._cpu_s
         now_s = heard_s + host.schedule_s
-        ready_s = gpu_s[rank]
+        gpu_free_s = ready_s = gpu_s[rank]
         if rank:
             # The rank before it sends its output at the end of this same iteration.
-            now_s = max(now_s, self._cpu_s[rank - 1] + host.message_s)
-            ready_s = max(ready_s, gpu_s[rank - 1] + self._profile.link.hop_s)
-        self._sent_s[rank] = now_s
+            sent_s = cpu_s[rank - 1] + host.message_s
+            if sent_s > now_s:
+                now_s = sent_s
+            arrived_s = gpu_s[rank - 1] + self._profile.link.hop_s
+            if arrived_s > ready_s:
+                ready_s = arrived_s
         noise = self._noise[(batch.noise + rank * NOISE_STRIDE) % NOISE_DRAWS]
         work_s = (batch.gpu_s[rank] + batch.kv_tokens * self._stages.kv_s[rank]) * noise
         launched_s = now_s + batch.launch_s[rank] * noise
         # A graph starts when it is launched; eager kernels start while later ones are launched.
-        begin_s = max(launched_s if batch.has_graph else now_s, ready_s)
-        polls_from_s = max(now_s, gpu_s[rank])
-        if rank and begin_s > polls_from_s:
-            self._poll(rank, polls_from_s, begin_s)
-        self._record(rank, begin_s, begin_s + work_s, batch)
-        gpu_s[rank] = batch.end_s = max(begin_s + work_s, launched_s)
-        self._cpu_s[rank] = batch.end_s if host.is_blocking else launched_s
-        if self._depth == 0:
-            self._sent_s[rank] = self._cpu_s[rank]
+        begin_s = launched_s if batch.has_graph else now_s
+        if ready_s > begin_s:
+            begin_s = ready_s
+        if rank:
+            polls_from_s = now_s if now_s > gpu_free_s else gpu_free_s
+            if begin_s > polls_from_s:
+                self._poll(rank, polls_from_s, begin_s)
+        end_s = begin_s + work_s
+        self._record(rank, begin_s, end_s, batch)
+        gpu_s[rank] = batch.end_s = end_s if end_s > launched_s else launched_s
+        cpu_s[rank] = batch.end_s if host.is_blocking else launched_s
+        self._sent_s[rank] = cpu_s[rank] if self._depth == 0 else now_s
 
     def _take_results(self) -> Batch | None:
         """Every rank waits for and processes the result of its next slot."""
@@ -351,7 +362,8 @@ class Pipeline:
         watts, slow = batch.watts, batch.slow
         self._busy_s[rank] += end_s - start_s
         self._extra_j[rank] += (end_s - start_s) * watts
-        self._slow_s[rank] += (end_s - start_s) * slow
+        if slow:
+            self._slow_s[rank] += (end_s - start_s) * slow
         self._spans[rank].append((start_s, end_s, 1.0, watts, slow))
 
     def _poll(self, rank: int, start_s: float, end_s: float) -> None:

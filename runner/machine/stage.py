@@ -46,7 +46,7 @@ class StageModel:
         self._profile = profile
         self._tp_size = shape.tp_size
         self._ep_size = shape.ep_size
-        self._layers = stage_layers(profile.model.layers, shape.pp_size)
+        self._layers = stage_layers(profile.model.layers, shape)
         resolved = resolve(profile, shape)
         self._backend = profile.backends.get(resolved.attention_backend, Backend())
         self._graph_max_bs = resolved.cuda_graph_max_bs if uses_graph(profile, shape) else 0

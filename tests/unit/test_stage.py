@@ -91,3 +91,11 @@ def test_the_power_limit_is_kept() -> None:
     model = StageModel(RTX, ServerShape(pp_size=8))
     decode, prefill = model.cost(8, 8, has_graph=True), model.cost(8192, 8, has_graph=False)
     assert decode.busy_w < prefill.busy_w <= RTX.gpu.power_limit_w
+
+
+def test_layers_taken_from_the_stage_with_the_head_make_the_slowest_stage_faster() -> None:
+    partition = (8, 8, 8, 8, 8, 7, 7, 7)
+    even = decode_s(ServerShape(pp_size=8), 8)
+    better = decode_s(ServerShape(pp_size=8, pp_layer_partition=partition), 8)
+    assert max(better) < max(even)
+    assert sum(better) == pytest.approx(sum(even))

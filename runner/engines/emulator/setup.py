@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -12,10 +13,12 @@ from runner.engines.emulator.flag_table import ArgValue
 from runner.engines.emulator.flags import Flags
 from runner.machine.hardware import Profile
 from runner.machine.shape import (
+    PARTITION_VARIABLE,
     ResolvedShape,
     ServerShape,
     StartPhases,
     graph_sizes,
+    partition_of,
     resolve,
     start_phases,
     uses_graph,
@@ -182,6 +185,7 @@ def _shape(args: Mapping[str, ArgValue]) -> ServerShape:
         attention_backend=backend if isinstance(backend, str) else None,
         mem_fraction_static=fraction if isinstance(fraction, float) else None,
         max_total_tokens=numbers.get("max_total_tokens"),
+        pp_layer_partition=partition_of(os.environ.get(PARTITION_VARIABLE)),
     )
     if shape.chunked_prefill_size == -1:  # no chunks: a prefill is bounded by this alone
         return replace(shape, chunked_prefill_size=numbers["max_prefill_tokens"])

@@ -19,7 +19,7 @@ from runner.engines.lease import Driver, Lease, boot_id, remove_lease, write_lea
 from runner.engines.ports import HeldPorts, hold_ports
 from runner.engines.processes import ProcessGroup
 from runner.engines.sglang.control import Control
-from runner.engines.sglang.flags import internal_states, render, resolved_params
+from runner.engines.sglang.flags import environment, internal_states, render, resolved_params
 from runner.engines.sglang.link import Link, PortTakenError
 from runner.engines.sglang.logs import LogReader
 from runner.engines.sglang.process import (
@@ -319,6 +319,7 @@ class Server:
                 "PYTHONUNBUFFERED": "1",
                 **inherited_environment(),
                 **program.env,
+                **environment(self._spec.server_args),
                 **devices,
             },
             log_path=self._spec.log_path,
@@ -326,7 +327,12 @@ class Server:
         )
 
     def _shown(self, command: Command) -> str:
-        shown = {**self._spec.program.env, "CUDA_VISIBLE_DEVICES": self._spec.visible_devices}
+        spec = self._spec
+        shown = {
+            **spec.program.env,
+            **environment(spec.server_args),
+            "CUDA_VISIBLE_DEVICES": spec.visible_devices,
+        }
         words = [f"{name}={shlex.quote(value)}" for name, value in shown.items()]
         return " ".join((*words, shlex.join(command.argv)))
 
