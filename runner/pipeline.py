@@ -163,7 +163,7 @@ class Pipeline:
         host = self._profile.host
         if host.accept_s > 0.0:
             self._accepted_s = now_s = max(self._accepted_s, now_s) + host.accept_s
-        now_s += host.request_s
+        now_s += host.http_s
         place = len(self._pending)
         while place and self._pending[place - 1][0] > now_s:
             place -= 1

@@ -92,8 +92,8 @@ class HostCosts:
     a message to the next rank. `is_blocking`: the forward runs in the scheduler's own thread.
     `is_overlapped`: a result is handled once the next batch is launched (SGLang's overlap
     schedule, without stages only); this shows in the time to first token. A request takes
-    `request_s` through HTTP and the tokenizer process and back, which take in one request
-    after another, `accept_s` each: a burst trickles in.
+    `http_s` through HTTP and the tokenizer process and back, which take in one request after
+    another, `accept_s` each: a burst trickles in.
     """
 
     schedule_s: float
@@ -105,7 +105,7 @@ class HostCosts:
     message_s: float
     is_blocking: bool
     is_overlapped: bool = False
-    request_s: float = 0.0
+    http_s: float = 0.0
     accept_s: float = 0.0
 
 

@@ -148,7 +148,7 @@ def test_a_first_token_waits_for_the_launch_of_the_next_batch() -> None:
     eager = ServerShape(cuda_graph=False)
     launch_s = host.schedule_s + 32 * host.eager_layer_s
     results_s = 2 * (host.result_s + host.result_request_s)
-    expected = host.accept_s + host.request_s + 2 * launch_s + results_s
+    expected = host.accept_s + host.http_s + 2 * launch_s + results_s
     assert first_token_s(LLAMA, eager) == pytest.approx(expected)
     one_after_another = replace(LLAMA, host=replace(host, is_overlapped=False))
     assert first_token_s(one_after_another, eager) < expected - 0.9 * launch_s
