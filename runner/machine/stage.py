@@ -86,12 +86,12 @@ class StageModel:
         flop = tokens * model.flop_per_token * layers / model.layers / self._tp_size
         compute_s = flop / gpu.flop_per_s
         tails_s = layers * self._profile.kernels.layer_s * self._backend.layer_factor
-        attention_s = requests * self._backend.sequence_s * layers / model.layers
-        local_s = overlapped_s(memory_s, compute_s) + tails_s + attention_s
+        rest_s = tails_s + requests * self._backend.sequence_s * layers / model.layers
+        local_s = overlapped_s(memory_s, compute_s) + rest_s
         local_w = local_watts(gpu, min(compute_s / local_s, 1.0), tails_s / local_s)
         clock = clock_share(gpu, local_w)
         if clock < 1.0:
-            local_s = overlapped_s(memory_s, compute_s / clock) + tails_s + attention_s
+            local_s = overlapped_s(memory_s, compute_s / clock) + rest_s
             local_w = gpu.power_limit_w
         reduce_s = layers * REDUCES_PER_LAYER * self._reduce_s(tokens)
         joules = local_s * local_w + reduce_s * gpu.communication_w

@@ -181,3 +181,21 @@ def test_the_loss_of_clock_reaches_the_activity() -> None:
     while pipeline.next_step_s() is not None:
         pipeline.step()
     assert pipeline.gpu_activity(10.0)[0].slow_s == 0.0
+
+
+@pytest.mark.parametrize("cuda_graph", [True, False])
+def test_overlapped_steps_go_forward_in_time(cuda_graph: bool) -> None:
+    pipeline = Pipeline(load_profile("h200-qwen3-30b-a3b"), ServerShape(cuda_graph=cuda_graph), 1)
+    sent_s = {str(i): 0.017 * i * (i % 5) for i in range(40)}
+    for name, now_s in sent_s.items():
+        pipeline.submit(PipelineRequest(name, 40 + 97 * int(name), 1 + int(name) % 7), now_s)
+    before, last_s = pipeline.gpu_activity(0.0)[0], 0.0
+    while (now_s := pipeline.next_step_s() or -1.0) >= 0.0:
+        after = pipeline.gpu_activity(now_s)[0]
+        assert before.busy_s <= after.busy_s <= now_s
+        assert before.energy_j <= after.energy_j <= now_s * MOE.gpu.power_limit_w
+        before = after
+        for token in pipeline.step().tokens:
+            assert token.time_s >= max(last_s, sent_s[token.request_id] + MOE.host.http_s)
+            last_s = token.time_s
+    assert pipeline.is_idle
