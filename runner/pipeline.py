@@ -284,6 +284,9 @@ class Pipeline:
             next_launch_s = stages.cost(running, running, has_graph=has_graph).launch_s[0]
         self._free_s = max(launched_s, self._gpu_s[0]) + batch.result_s
         self._gpu_s[0] = batch.end_s = max(begin_s + gpu_s, launched_s)
+        # Time has passed to the last result already, so work that began before it counts from then.
+        shown = self._spans[0]
+        begin_s = max(begin_s, self._cpu_s[0], shown[-1][1] if shown else begin_s)
         self._record(0, begin_s, begin_s + gpu_s, batch)
         launched_next_s = self._free_s + (host.schedule_s + next_launch_s) * noise
         self._cpu_s[0] = max(self._cpu_s[0], launched_next_s, batch.end_s) + batch.result_s
