@@ -130,6 +130,7 @@ class Batch:
         "result_s",
         "running",
         "slot",
+        "slow",
         "tokens",
         "watts",
         "works",
@@ -145,7 +146,7 @@ class Batch:
         self.has_graph = False
         self.gpu_s: tuple[float, ...] = ()
         self.launch_s: tuple[float, ...] = ()
-        self.watts = self.result_s = self.end_s = 0.0
+        self.watts = self.slow = self.result_s = self.end_s = 0.0
         self.noise = 0
 
 
