@@ -31,6 +31,7 @@ class Reply:
     __slots__ = (
         "_before_last",
         "_count",
+        "_earlier",
         "_last",
         "_tail",
         "_total",
@@ -50,6 +51,7 @@ class Reply:
         self._tail = b""
         self._last = b""
         self._before_last = b""
+        self._earlier = b""
 
     def feed(self, body: bytes, now_s: float) -> None:
         """Take the next bytes of the body, read from the socket at `now_s`."""
@@ -70,7 +72,7 @@ class Reply:
             if number is None:
                 self.fail(f"a token count cannot be read: {_shorten(event)}")
                 continue
-            self._before_last, self._last = self._last, event
+            self._earlier, self._before_last, self._last = self._before_last, self._last, event
             new = int(number[1]) - self._count
             if new > 0:
                 self._count += new
@@ -119,6 +121,22 @@ class Reply:
             self.fail("the stream ended without a finish reason")
         elif reason not in {"length", "stop"}:
             self.fail(f"the server finished the request with {reason!r}")
+        elif (sent := self._sent_ids()) not in {None, self._count}:
+            self.fail(f"the server counts {self._count} tokens but has sent {sent}")
+
+    def _sent_ids(self) -> int | None:
+        """Token ids in the last event, None where that is not all of them.
+
+        Events repeat all ids unless the server was told to send the new ones only; an event that
+        is neither the first nor the last shows which.
+        """
+        last, before = _event_json(self._last), _event_json(self._before_last)
+        ids, ids_before = last.get("output_ids"), before.get("output_ids")
+        if not self._earlier or not isinstance(ids, list) or not isinstance(ids_before, list):
+            return None
+        meta = before.get("meta_info")
+        counted = meta.get("completion_tokens") if isinstance(meta, dict) else None
+        return len(ids) if len(ids_before) == counted else None
 
 
 def _event_json(event: bytes) -> dict[str, object]:
