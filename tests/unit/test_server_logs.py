@@ -347,3 +347,16 @@ def test_a_reader_gives_each_whole_line_once(tmp_path: Path) -> None:
     assert reader.read_lines() == ["two", " 50%", "100% ä"]
     assert reader.read_lines() == []
     assert reader.read_tail() == "one\ntwo\n 50%\n100% ä\n"
+
+
+def test_a_reader_leaves_out_the_echo_of_our_own_requests(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_text(
+        '[2026-03-04 09:11:08] INFO:     127.0.0.1:41580 - "GET /health HTTP/1.1" 503 Service\n'
+        'INFO:     127.0.0.1:41580 - "POST /generate HTTP/1.1" 200 OK\n'
+        "[2026-03-04 09:11:08] INFO:     Application startup complete.\n"
+    )
+    reader = LogReader(path, start_bytes=0)
+    assert [line[22:] for line in reader.read_lines()] == [
+        "INFO:     Application startup complete."
+    ]
