@@ -22,7 +22,7 @@ from runner.engines.emulator.gpu import EmulatedGpus
 from runner.engines.lease import read_leases
 from runner.engines.program import program_for
 from runner.engines.sglang.server import ReplicaSpec, Server, ServerStarted
-from runner.errors import ServerFailed
+from runner.errors import ClusterLost, ServerFailed
 from runner.launch import plan_launch
 from runner.settings import StudySettings
 from runner.trial import LaunchSpec, Params
@@ -133,6 +133,26 @@ def test_a_rate_decides_by_the_launchs_number(make_server: MakeServer) -> None:
     with pytest.raises(ServerFailed, match="IndexError: list index out of range"):
         make_server(fault, launch=dying[0]).start()
     assert make_server(fault, launch=spared[0]).start().pid
+
+
+def test_memory_that_never_comes_back_is_a_lost_machine(tmp_path: Path) -> None:
+    settings = settings_of("h200-llama-3.1-8b", 1, {"fault": "leave-child:session"})
+    executor = InlineExecutor(settings, tmp_path / "machine", tmp_path / "leases")
+    plan = plan_launch(settings, {"pp_size": 1})
+    spec = LaunchSpec(1, plan.key, plan.server_args, plan.replicas, plan.gpus_per_replica)
+    children: list[psutil.Process] = []
+    try:
+        with (
+            pytest.raises(ClusterLost, match="was not given back within 60 s"),
+            executor.launch(spec, tmp_path / "launch", lambda _: None),
+        ):
+            (lease,) = read_leases(tmp_path / "leases").leases
+            children += psutil.Process(lease.pid).children()
+        assert [child.is_running() for child in children] == [True]
+    finally:
+        for child in children:
+            child.kill()
+        executor.close()
 
 
 def test_a_launch_ends_when_its_memory_is_back(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ FORMS: Mapping[FaultKind, Form] = {
         ":N[,N]...", counts, "chunks of so many tokens, in turn, again and again"
     ),
     FaultKind.WRONG_COUNTS: Form(
-        ":+N|-N", signed_count, "the last completion_tokens is N more or less than was produced"
+        ":+N|-N", signed_count, "the last of an answer's completion_tokens is N too many or too few"
     ),
     FaultKind.SHORT_OUTPUT: Form(
         ":N", count, "N tokens fewer than asked for are produced, but all are counted"

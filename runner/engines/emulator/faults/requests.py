@@ -53,7 +53,9 @@ class RequestFaults:
             chance = draw(self._faults.seed, FaultKind.GARBLED_OUTPUT)
             answer = GarbledAnswer(answer, int(chance * self.demand(demand).output_tokens))
         wrong = self._faults.get(FaultKind.WRONG_COUNTS)
-        extra = self._missing(demand) + (0 if wrong is None else int(wrong.number))
+        extra = self._missing(demand)
+        if wrong is not None and demand.output_tokens > 1:
+            extra += int(wrong.number)  # or no server's first sign of life would be believed
         return MiscountedAnswer(answer, extra) if extra else answer
 
     def sink(self, reply: Reply) -> TokenSink:
