@@ -172,7 +172,7 @@ def read_token(connection: socket.socket) -> None:
 
 
 def test_ghosts_outlive_client_and_abort_and_then_are_gone(tmp_path: Path) -> None:
-    with broken(tmp_path, "ghost-requests:1") as server:
+    with broken(tmp_path, "ghost-requests:1", "--time-scale", "10") as server:
         with open_stream(server, 3000, 1) as ghost:
             read_token(ghost)
         server.post("/abort_request", {"abort_all": True})
@@ -218,7 +218,7 @@ def test_errors_inside_streams_are_failures(tmp_path: Path) -> None:
         assert {events[-1]["error"]["code"] for events in failed} == {500}
         assert server.generate(3)["meta_info"]["completion_tokens"] == 3
         with pytest.raises(LoadFailed, match="error in the stream: Internal server error"):
-            load(server, replace(PLAN, protocol=LoadProtocol.CLOSED_LOOP, concurrency=2))
+            load(server, replace(PLAN, protocol=LoadProtocol.CLOSED_LOOP, min_window_s=200.0))
         wait_until(lambda: server.post("/flush_cache").status_code == 200)
 
 

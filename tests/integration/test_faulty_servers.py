@@ -33,21 +33,25 @@ SCALE = 50.0
 LIMIT_S = 60.0
 
 
-def settings_of(profile: str, gpus: int, args: Params) -> StudySettings:
-    engine = {"kind": "emulated", "profile": profile, "time_scale": SCALE, "args": dict(args)}
+def settings_of(profile: str, gpus: int, args: Params, scale: float = SCALE) -> StudySettings:
+    engine = {"kind": "emulated", "profile": profile, "time_scale": scale, "args": dict(args)}
     return study(CPU, engine=engine, hardware={"gpus": gpus}, baselines=[])
 
 
 class MakeServer(Protocol):
-    def __call__(self, fault: str, *, launch: int = ..., stall_limit_s: float = ...) -> Server: ...
+    def __call__(
+        self, fault: str, *, launch: int = ..., stall_limit_s: float = ..., scale: float = ...
+    ) -> Server: ...
 
 
 @pytest.fixture
 def make_server(tmp_path: Path) -> Iterator[MakeServer]:
     with ExitStack() as ends:
 
-        def make(fault: str, *, launch: int = 1, stall_limit_s: float = 6000.0) -> Server:
-            settings = settings_of("cpu-blocking-pp2", 2, {"fault": fault})
+        def make(
+            fault: str, *, launch: int = 1, stall_limit_s: float = 6000.0, scale: float = SCALE
+        ) -> Server:
+            settings = settings_of("cpu-blocking-pp2", 2, {"fault": fault}, scale)
             program = program_for(settings, tmp_path / "machine")
             spec = ReplicaSpec(
                 index=0,
@@ -73,6 +77,14 @@ def send_and_leave(started: ServerStarted, tokens: int) -> None:
     with socket.create_connection(("127.0.0.1", started.port), LIMIT_S) as connection:
         connection.sendall(head.encode() + body)
         assert connection.recv(4096).startswith(b"HTTP/1.1 200 OK")
+
+
+def kill_child_at_the_end(ends: ExitStack, leases: Path) -> psutil.Process:
+    """The child that a running server leaves behind."""
+    (lease,) = read_leases(leases).leases
+    (child,) = psutil.Process(lease.pid).children()
+    ends.callback(child.kill)
+    return child
 
 
 def await_death(server: Server) -> None:
@@ -101,9 +113,9 @@ def test_a_server_that_stopped_sending_cannot_be_drained(make_server: MakeServer
 
 
 def test_draining_waits_for_ghosts(make_server: MakeServer, tmp_path: Path) -> None:
-    server = make_server("ghost-requests")
+    server = make_server("ghost-requests", scale=10.0)
     started = server.start()
-    send_and_leave(started, 400)
+    send_and_leave(started, 3000)
     server.drain()
     log = (tmp_path / "server-1.log").read_text()
     assert '"POST /flush_cache HTTP/1.1" 400' in log
@@ -140,19 +152,14 @@ def test_memory_that_never_comes_back_is_a_lost_machine(tmp_path: Path) -> None:
     executor = InlineExecutor(settings, tmp_path / "machine", tmp_path / "leases")
     plan = plan_launch(settings, {"pp_size": 1})
     spec = LaunchSpec(1, plan.key, plan.server_args, plan.replicas, plan.gpus_per_replica)
-    children: list[psutil.Process] = []
-    try:
+    with ExitStack() as ends:
+        ends.callback(executor.close)
         with (
             pytest.raises(ClusterLost, match="was not given back within 60 s"),
             executor.launch(spec, tmp_path / "launch", lambda _: None),
         ):
-            (lease,) = read_leases(tmp_path / "leases").leases
-            children += psutil.Process(lease.pid).children()
-        assert [child.is_running() for child in children] == [True]
-    finally:
-        for child in children:
-            child.kill()
-        executor.close()
+            child = kill_child_at_the_end(ends, tmp_path / "leases")
+        assert child.is_running()
 
 
 def test_a_launch_ends_when_its_memory_is_back(tmp_path: Path) -> None:

@@ -294,6 +294,8 @@ def test_the_death_of_a_part_shows_before_the_main_process_ends() -> None:
 def test_the_last_line_says_something() -> None:
     assert last_line(captured("two-gpus.log")).startswith("Compile with `TORCH_USE_CUDA_DSA`")
     assert last_line("\n\n") == ""
+    echo = 'INFO:     127.0.0.1:41580 - "GET /v1/loads HTTP/1.1" 200 OK'
+    assert last_line(f"ready\n[2026-03-04 09:11:08] {echo}\n") == "ready"
 
 
 def test_phases_of_a_captured_start() -> None:

@@ -155,7 +155,7 @@ def explain_death(text: str, exit_code: int | None) -> Death:
 def last_line(text: str) -> str:
     """The last line that says something."""
     for line in reversed(text.splitlines()):
-        if line.strip() and not _SECONDARY.search(line):
+        if line.strip() and not _SECONDARY.search(line) and not _ACCESS.search(line):
             return line.strip()[:_LINE_CHARS]
     return ""
 
