@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 _COUNT_KEY: Final = b'"completion_tokens":'
 _NUMBER: Final = re.compile(rb"\s*(\d+)")
+_IDS: Final = re.compile(rb'"output_ids":\s*\[([\d,\s]+)\]')
 _EVENT_END: Final = b"\n\n"
 _HTTP_OK: Final = 200
 _LONGEST_ERROR: Final = 300
@@ -130,13 +131,17 @@ class Reply:
         Events repeat all ids unless the server was told to send the new ones only; an event that
         is neither the first nor the last shows which.
         """
-        last, before = _event_json(self._last), _event_json(self._before_last)
-        ids, ids_before = last.get("output_ids"), before.get("output_ids")
-        if not self._earlier or not isinstance(ids, list) or not isinstance(ids_before, list):
+        before = self._before_last
+        number = _NUMBER.match(before, before.rfind(_COUNT_KEY) + len(_COUNT_KEY))
+        if not self._earlier or number is None or _ids_in(before) != int(number[1]):
             return None
-        meta = before.get("meta_info")
-        counted = meta.get("completion_tokens") if isinstance(meta, dict) else None
-        return len(ids) if len(ids_before) == counted else None
+        return _ids_in(self._last)
+
+
+def _ids_in(event: bytes) -> int | None:
+    """How many token ids an event carries, None for an event without any."""
+    found = _IDS.search(event)
+    return None if found is None else found[1].count(b",") + 1
 
 
 def _event_json(event: bytes) -> dict[str, object]:

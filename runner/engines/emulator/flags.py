@@ -58,19 +58,18 @@ def parse_flags(argv: Sequence[str]) -> Flags:
     parser = _parser()
     parsed = vars(parser.parse_args(argv))
     own = {name: parsed.pop(name) for name in OWN}
-    faults = tuple(fault for given in own["fault"] for fault in given)
-    identity = LaunchIdentity.of({**parsed, "profile": own["profile"]}, os.environ)
-    _refuse(parser, argv, faults, own["fault_seed"], identity, parsed)
-    return Flags(
+    flags = Flags(
         profile=own["profile"],
         time_scale=own["time_scale"],
         gpu_folder=own["gpu_folder"],
-        faults=faults,
+        faults=tuple(fault for given in own["fault"] for fault in given),
         fault_seed=own["fault_seed"],
-        identity=identity,
+        identity=LaunchIdentity.of({**parsed, "profile": own["profile"]}, os.environ),
         server_args=parsed,
         command_line=shlex.join(argv),
     )
+    _refuse(parser, argv, flags)
+    return flags
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -86,7 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     own.add_argument("--time-scale", type=_scale, default=1.0, help="run this many times faster")
     own.add_argument("--gpu-folder", type=Path, help="where the emulated GPUs are; default none")
     own.add_argument(
-        *("--fault",),
+        "--fault",
         type=_faults,
         action="append",
         default=[],
@@ -138,18 +137,12 @@ def setting_values(args: Mapping[str, ArgValue], **resolved: ParamValue) -> dict
     return {**given, **resolved}
 
 
-def _refuse(
-    parser: argparse.ArgumentParser,
-    argv: Sequence[str],
-    faults: Sequence[Fault],
-    seed: int,
-    identity: LaunchIdentity,
-    args: Mapping[str, ArgValue],
-) -> None:
+def _refuse(parser: argparse.ArgumentParser, argv: Sequence[str], flags: Flags) -> None:
     """Refuse a flag as argparse does, where a fault says so."""
-    refusals = [fault for fault in faults if fault.kind is FaultKind.REFUSE_FLAG]
+    refusals = [fault for fault in flags.faults if fault.kind is FaultKind.REFUSE_FLAG]
+    values = setting_values(flags.server_args)
     try:
-        active = ActiveFaults.choose(refusals, seed, identity.words, setting_values(args))
+        active = ActiveFaults.choose(refusals, flags.fault_seed, flags.identity.words, values)
     except ConfigError as err:
         parser.error(str(err))
     fault = active.get(FaultKind.REFUSE_FLAG)
