@@ -74,6 +74,7 @@ class StageModel:
         compute_s = flop / gpu.flop_per_s
         local_s = max(memory_s, compute_s) + OVERLAP_LOSS * min(memory_s, compute_s)
         local_s += layers * self._profile.kernels.layer_s * self._backend.layer_factor
+        local_s += layers * self._padding_s(tokens) / self._tp_size
         reduce_s = layers * REDUCES_PER_LAYER * self._reduce_s(tokens)
         compute_share = min(compute_s / local_s, 1.0)
         local_w = gpu.memory_bound_w + compute_share * (gpu.compute_bound_w - gpu.memory_bound_w)
@@ -90,6 +91,13 @@ class StageModel:
         slowdown = 1.0 + self._profile.kernels.split_cost * math.log2(pieces)
         slowdown *= expert_imbalance(hit, experts, self._ep_size)
         return hit * model.expert_bytes * slowdown
+
+    def _padding_s(self, tokens: int) -> float:
+        """What one layer of the whole model loses to kernels that pad small batches."""
+        if tokens <= 1:
+            return 0.0
+        kernels, more = self._profile.kernels, tokens - 1
+        return kernels.batch_s * more / (more + kernels.batch_half_tokens)
 
     def _reduce_s(self, tokens: int) -> float:
         """One ring all-reduce of the hidden states of `tokens` tokens."""
