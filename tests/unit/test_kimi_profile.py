@@ -1,7 +1,7 @@
 """The 8-GPU profile under its operators' protocol: what must hold however long requests are.
 
-Bursts of 32 requests after two warm-up calls, requests up to 20 times shorter than the measured
-ones with the same relative spread. What does not hold for requests of equal length is said here too.
+Bursts after two warm-up calls, requests up to 20 times shorter than the measured ones with the
+same relative spread. What does not hold for requests of equal length is said here too.
 """
 
 from __future__ import annotations
