@@ -264,6 +264,10 @@ def power_text(rows: Sequence[Mapping[str, Any]]) -> list[str]:
             f"{row['highest_w']:.0f}), busy {row['busy'][0]:.0%} - {row['busy'][1]:.0%}; "
             f"{said}, {row['note']}"
         )
+    lines.append(
+        "Busy is work only; a reading of utilization also counts kernels that wait to receive. "
+        "Under cap 64 the slot rule keeps one stage busy, which 40 - 100 % speak against."
+    )
     return lines
 
 
