@@ -115,10 +115,15 @@ class KernelCosts:
 
     `layer_s`: kernel tails of one layer. `split_cost`: experts cut over n GPUs are read
     1 + split_cost * log2(n) times slower than whole ones (which expert parallelism keeps).
+    `batch_s`: what one layer loses to padding when its kernels get many tokens instead of one;
+    half of it is lost with `batch_half_tokens` tokens beyond the first. GPUs that share the layer
+    share it.
     """
 
     layer_s: float
     split_cost: float
+    batch_s: float = 0.0
+    batch_half_tokens: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,6 +87,7 @@ class StageModel:
         compute_s = flop / gpu.flop_per_s
         tails_s = layers * self._profile.kernels.layer_s * self._backend.layer_factor
         rest_s = tails_s + requests * self._backend.sequence_s * layers / model.layers
+        rest_s += layers * self._padding_s(tokens) / self._tp_size
         local_s = overlapped_s(memory_s, compute_s) + rest_s
         local_w = local_watts(gpu, min(compute_s / local_s, 1.0), tails_s / local_s)
         clock = clock_share(gpu, local_w)
@@ -108,6 +109,13 @@ class StageModel:
         slowdown = 1.0 + self._profile.kernels.split_cost * math.log2(pieces)
         slowdown *= expert_imbalance(hit, experts, self._ep_size)
         return hit * model.expert_bytes * slowdown
+
+    def _padding_s(self, tokens: int) -> float:
+        """What one layer of the whole model loses to kernels that pad small batches."""
+        if tokens <= 1:
+            return 0.0
+        kernels, more = self._profile.kernels, tokens - 1
+        return kernels.batch_s * more / (more + kernels.batch_half_tokens)
 
     def _reduce_s(self, tokens: int) -> float:
         """One ring all-reduce of the hidden states of `tokens` tokens."""
