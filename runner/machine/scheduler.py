@@ -49,6 +49,8 @@ class BatchReport(NamedTuple):
     queue: int
     cuda_graph: bool
     tokens_used: int
+    cached_tokens: int = 0  # of the prompts this prefill began
+    pending_tokens: int = 0  # of prompts left to prefill when it was put together
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ class Batch:
     """
 
     __slots__ = (
+        "cached_tokens",
         "end_s",
         "gpu_s",
         "has_graph",
@@ -92,6 +95,7 @@ class Batch:
         "launch_s",
         "new_seqs",
         "noise",
+        "pending_tokens",
         "result_s",
         "running",
         "slot",
@@ -111,7 +115,7 @@ class Batch:
         self.gpu_s: tuple[float, ...] = ()
         self.launch_s: tuple[float, ...] = ()
         self.watts = self.result_s = self.end_s = 0.0
-        self.noise = 0
+        self.noise = self.cached_tokens = self.pending_tokens = 0
 
 
 class Slot:
@@ -209,6 +213,8 @@ class Scheduler:
             queue=len(self.waiting),
             cuda_graph=batch.has_graph,
             tokens_used=self.kv_used,
+            cached_tokens=batch.cached_tokens,
+            pending_tokens=batch.pending_tokens,
         )
 
     def _admit(self, slot: Slot) -> Batch | None:
@@ -224,14 +230,19 @@ class Scheduler:
         elif slot.is_closed:
             return None
         is_refused = False
+        cached = 0
         while self.waiting and budget > 0 and not is_refused:
             work = self.waiting[0]
             is_refused = len(admitted) >= allowed or not self._has_kv_room(work)
             if not is_refused:
                 self._take_row(self.waiting.popleft())
                 admitted.append(work)
+                cached += work.context
                 budget -= self._prefill(work, budget)
         batch = self._prefill_batch(slot, admitted, limits.chunk_tokens - budget)
+        if batch is not None:
+            batch.cached_tokens = cached
+            batch.pending_tokens = self._pending_tokens()
         # A slot without requests never closes: nothing would ever open it again.
         if is_refused and (slot.running or (batch is not None and batch.works)):
             slot.is_closed = True
@@ -248,6 +259,11 @@ class Scheduler:
         batch.tokens = tokens
         batch.kv_tokens = sum(work.context for work in admitted)
         return batch
+
+    def _pending_tokens(self) -> int:
+        """Prompt tokens that wait, cached ones included, and what is left of the chunked prompt."""
+        chunk = 0 if self._chunked is None else self._chunked.to_prefill
+        return chunk + sum(work.context + work.to_prefill for work in self.waiting)
 
     def _take_row(self, work: Work) -> None:
         self.rows += 1

@@ -1,7 +1,7 @@
 """The emulated server's log: SGLang's lines, in SGLang's formats.
 
 Dates are real ones; durations and rates are in emulated seconds. SGLang writes one process per
-rank; here one process writes the lines of all ranks it stands for, batch lines for rank 0 only.
+rank; here one process writes the lines of all the ranks it stands for.
 """
 
 from __future__ import annotations
@@ -57,9 +57,10 @@ class ServerLog:
                 self.write_rank(text, pp_rank, tp_rank)
 
     def write_stages(self, text: str) -> None:
-        """The same line of the first scheduler of every stage."""
-        for pp_rank in range(self.ranks.pp_size):
-            self.write_rank(text, pp_rank)
+        """The same line of the first scheduler of every stage, in one piece."""
+        now, ranks = self._now(), self.ranks
+        lines = [f"[{now}{ranks.prefix(rank, 0)}] {text}\n" for rank in range(ranks.pp_size)]
+        self._write("".join(lines))
 
     def write_raw(self, text: str) -> None:
         """Text without a date, such as a traceback."""
@@ -82,9 +83,9 @@ class ServerLog:
 
 
 class BatchLog:
-    """Logs micro-batches as the scheduler's rank 0 does, and keeps the gauges that follow.
+    """Logs micro-batches as the schedulers do, and keeps the gauges that follow.
 
-    Every prefill is logged; of all slots' decodes together every `decode_interval`-th, whatever
+    The first scheduler of every stage writes its line. Every prefill is logged; of all slots' decodes together every `decode_interval`-th, whatever
     slot that is. A rate is over the time since the line before.
     """
 
@@ -103,6 +104,7 @@ class BatchLog:
         self.running = 0
         self.queue = 0
         self.tokens_used = 0
+        self.pending_tokens = 0
 
     def start(self, now_s: float) -> None:
         """The first rates are since now."""
@@ -119,10 +121,11 @@ class BatchLog:
         rate = _rate(batch.new_tokens, self._last_prefill_s, batch.time_s)
         self._last_prefill_s = batch.time_s
         self._keep(batch)
-        self._log.write_rank(
+        self._log.write_stages(
             f"Prefill batch, #new-seq: {batch.new_seqs}, #new-token: {batch.new_tokens}, "
-            f"#cached-token: 0, token usage: {self.usage:.2f}, "
-            f"#running-req: {batch.running}, #queue-req: {batch.queue}, #pending-token: 0, "
+            f"#cached-token: {batch.cached_tokens}, token usage: {self.usage:.2f}, "
+            f"#running-req: {batch.running}, #queue-req: {batch.queue}, "
+            f"#pending-token: {batch.pending_tokens}, "
             f"{self._label} graph: {batch.cuda_graph}, input throughput (token/s): {rate:.2f}"
         )
 
@@ -135,7 +138,7 @@ class BatchLog:
         self._last_decode_s = batch.time_s
         self._generated = 0
         self._keep(batch)
-        self._log.write_rank(
+        self._log.write_stages(
             f"Decode batch, #running-req: {batch.running}, #token: {batch.tokens_used}, "
             f"token usage: {self.usage:.2f}, {self._label} graph: {batch.cuda_graph}, "
             f"gen throughput (token/s): {self.gen_throughput:.2f}, #queue-req: {batch.queue}"
@@ -149,6 +152,7 @@ class BatchLog:
     def _keep(self, batch: BatchReport) -> None:
         self.running = batch.running
         self.queue = batch.queue
+        self.pending_tokens = batch.pending_tokens
         self.tokens_used = batch.tokens_used
 
 
