@@ -10,16 +10,22 @@ from aiohttp.typedefs import Middleware
 
 from runner.engines.emulator.generation import (
     Generation,
+    error_response,
     json_response,
     openai_error,
     read_object,
 )
-from runner.engines.emulator.info import loads, model_info, models, server_info
+from runner.engines.emulator.info import model_card, model_info, models, server_info
+from runner.engines.emulator.loads import SECTIONS, loads, loads_text
 from runner.engines.emulator.server import EmulatedServer, RequestRefused, Status
 from runner.engines.emulator.stats import render
 
 MAX_BODY_BYTES = 256 * 1024**2
 FLUSH_POLL_S = 0.1
+ADMIN_PATHS = {
+    *("/set_internal_state", "/flush_cache", "/abort_request", "/freeze_gc"),
+    *("/pause_generation", "/continue_generation"),
+}
 LIVE_NUMBERS = ("speculative_accept_threshold_single", "speculative_accept_threshold_acc")
 FLUSHED = (
     "Cache flushed.\nPlease check backend logs for more details. "
@@ -32,23 +38,32 @@ def make_app(server: EmulatedServer) -> web.Application:
     """All routes of one server."""
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_guard(server)])
     generation, control = Generation(server), Control(server)
-    app.router.add_post("/generate", generation.generate)
+    for method in ("POST", "PUT"):
+        app.router.add_route(method, "/generate", generation.generate)
+        app.router.add_route(method, "/set_internal_state", control.set_internal_state)
     app.router.add_post("/v1/completions", generation.complete)
     app.router.add_post("/v1/chat/completions", generation.chat)
     for path in ("/health", "/health_generate"):
         app.router.add_get(path, control.health)
+    app.router.add_get("/", control.root)
     app.router.add_get("/ready", control.ready)
-    for path in ("/model_info", "/get_model_info"):
-        app.router.add_get(path, control.model_info)
-    for path in ("/server_info", "/get_server_info"):
-        app.router.add_get(path, control.server_info)
+    app.router.add_get("/ping", control.ping)
+    app.router.add_get("/model_info", control.model_info)
+    app.router.add_get("/server_info", control.server_info)
+    for name, handler in (
+        ("model_info", control.model_info),
+        ("server_info", control.server_info),
+    ):
+        app.router.add_get(f"/get_{name}", _deprecated(server, name, handler))
     app.router.add_get("/v1/models", control.models)
+    app.router.add_get("/v1/models/{model:.+}", control.model)
     app.router.add_get("/v1/loads", control.loads)
-    app.router.add_post("/set_internal_state", control.set_internal_state)
     for method in ("GET", "POST"):
         app.router.add_route(method, "/flush_cache", control.flush_cache)
+        app.router.add_route(method, "/freeze_gc", control.freeze_gc)
     app.router.add_post("/abort_request", control.abort_request)
-    app.router.add_post("/freeze_gc", control.freeze_gc)
+    app.router.add_post("/pause_generation", control.pause)
+    app.router.add_post("/continue_generation", control.resume)
     if server.setup.args["enable_metrics"]:
         app.router.add_get("/metrics", control.metrics)
     app.on_response_prepare.append(_access_log(server))
@@ -67,7 +82,14 @@ class Control:
 
     async def ready(self, _: web.Request) -> web.Response:
         """200 while the server takes requests; costs nothing."""
+        return web.Response(status=200 if self._server.is_ready else 503)
+
+    async def ping(self, _: web.Request) -> web.Response:
+        """As `ready`, but a pause does not count."""
         return web.Response(status=200 if self._server.status is Status.UP else 503)
+
+    async def root(self, _: web.Request) -> web.Response:
+        return json_response("SGLang is running")
 
     async def model_info(self, _: web.Request) -> web.Response:
         return json_response(model_info(self._server))
@@ -78,8 +100,34 @@ class Control:
     async def models(self, _: web.Request) -> web.Response:
         return json_response(models(self._server))
 
-    async def loads(self, _: web.Request) -> web.Response:
-        return json_response(loads(self._server))
+    async def model(self, request: web.Request) -> web.Response:
+        """The one model, under its own name only."""
+        name = request.match_info["model"]
+        if name == self._server.setup.model_name:
+            return json_response(model_card(self._server))
+        error = {
+            "message": f"The model '{name}' does not exist",
+            "type": "invalid_request_error",
+            "param": "model",
+            "code": "model_not_found",
+        }
+        return json_response({"error": error}, 404)
+
+    async def loads(self, request: web.Request) -> web.Response:
+        """`include` picks sections, `dp_rank` a replica, `format=prometheus` another format."""
+        query = request.query
+        include = query.get("include")
+        sections = {name.strip() for name in include.split(",")} if include else {"all"}
+        if not sections <= SECTIONS.keys() | {"core", "all"}:
+            return web.Response(status=500, text="Internal Server Error")
+        try:
+            rank = int(query.get("dp_rank", "0"))
+        except ValueError:
+            return openai_error(RequestRefused("dp_rank must be a whole number."))
+        answer = loads(self._server, sections, has_rank=rank == 0)
+        if query.get("format") == "prometheus":
+            return web.Response(text=loads_text(answer), content_type="text/plain")
+        return json_response(answer)
 
     async def set_internal_state(self, request: web.Request) -> web.Response:
         """All or nothing; the answer is 200 with a list of one boolean, also when refused."""
@@ -90,6 +138,21 @@ class Control:
         if not isinstance(values, dict):
             return openai_error(RequestRefused("server_args must be an object."))
         return json_response([self._set(values)])
+
+    async def pause(self, request: web.Request) -> web.Response:
+        """Mode abort, SGLang's default: what runs is aborted, what comes waits."""
+        try:
+            mode = (await read_object(request)).get("mode", "abort")
+        except RequestRefused as err:
+            return openai_error(err)
+        if mode != "abort":
+            return openai_error(RequestRefused(f"mode {mode!r} is not emulated; use 'abort'."))
+        self._server.pause()
+        return json_response({"message": "Generation paused successfully.", "status": "ok"})
+
+    async def resume(self, _: web.Request) -> web.Response:
+        self._server.resume()
+        return json_response({"message": "Generation continued successfully.", "status": "ok"})
 
     async def flush_cache(self, request: web.Request) -> web.Response:
         """400 unless idle; `timeout` seconds are given to become so."""
@@ -140,19 +203,34 @@ class Control:
         return isinstance(cap, int | float) and self._server.set_cap(int(cap))
 
 
+def _deprecated(server: EmulatedServer, name: str, handler: Handler) -> Handler:
+    """An old path: it answers, and says in the log that it is old."""
+
+    async def warn(request: web.Request) -> web.StreamResponse:
+        server.log.write(
+            f"Endpoint '/get_{name}' is deprecated and will be removed in a future version. "
+            f"Please use '/{name}' instead."
+        )
+        return await handler(request)
+
+    return warn
+
+
 def _guard(server: EmulatedServer) -> Middleware:
-    """Checks the API key, and puts unknown routes in SGLang's words."""
-    key = server.setup.text("api_key")
+    """Checks the API keys, and puts unknown routes in SGLang's words."""
+    key, admin_key = server.setup.text("api_key"), server.setup.text("admin_api_key")
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        wanted = (admin_key or key) if request.path in ADMIN_PATHS else key
         is_open = request.path.startswith(("/health", "/metrics", "/ready"))
-        if key and not is_open and request.headers.get("Authorization") != f"Bearer {key}":
+        scheme, _, token = request.headers.get("Authorization", "").partition(" ")
+        if wanted and not is_open and (scheme.lower() != "bearer" or token != wanted):
             return json_response({"error": "Unauthorized"}, 401)
         try:
             return await handler(request)
         except web.HTTPException as err:
-            return json_response({"detail": err.reason}, err.status)
+            return error_response(str(err.reason), str(err.status), err.status)
 
     return guard
 

@@ -85,8 +85,9 @@ class ServerLog:
 class BatchLog:
     """Logs micro-batches as the schedulers do, and keeps the gauges that follow.
 
-    The first scheduler of every stage writes its line. Every prefill is logged; of all slots' decodes together every `decode_interval`-th, whatever
-    slot that is. A rate is over the time since the line before.
+    The first scheduler of every stage writes its line. Every prefill is logged; of all slots'
+    decodes together every `decode_interval`-th, whatever slot that is. A rate is over the time
+    since the line before.
     """
 
     def __init__(
@@ -109,6 +110,10 @@ class BatchLog:
     def start(self, now_s: float) -> None:
         """The first rates are since now."""
         self._last_decode_s = self._last_prefill_s = now_s
+
+    def reset(self) -> None:
+        """Count anew, as a flush of the cache does."""
+        self._decodes = self._generated = 0
 
     def record(self, batch: BatchReport) -> None:
         """Take one micro-batch in."""
