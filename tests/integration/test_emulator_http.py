@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import requests
 
+from runner.engines.sglang.logs import shows_death
 from tests.emulated_server import EmulatedProcess, emulated_server
 
 FLAGS = (
@@ -249,6 +250,19 @@ def test_an_admin_key_guards_what_controls(tmp_path: Path) -> None:
 
         assert (status("/abort_request", "user"), status("/abort_request", "admin")) == (401, 200)
         assert (status("/generate", "user"), status("/generate", "admin")) == (400, 401)
+
+
+def test_a_time_scale_that_no_machine_keeps_up_with_is_told(tmp_path: Path) -> None:
+    with emulated_server(tmp_path / "server.log", "--time-scale", "20000") as server:
+        body = {
+            "input_ids": [[number] for number in range(1, 65)],
+            "sampling_params": {"max_new_tokens": 300},
+        }
+        assert counts(server.post("/generate", body).json()) == [300] * 64
+        server.wait_for("The emulation has caught up with its schedule.")
+        behind = re.findall(r"is behind its schedule by [\d.]+ ms of real time, \d+%", server.log)
+        assert len(behind) == 1
+        assert not any(shows_death(line) for line in server.log.splitlines())
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:

@@ -107,7 +107,7 @@ def theirs(
     """SGLang's client; what it loses at the end, when fewer are in flight, is given back."""
     command = (
         *(PYTHON, "-m", "sglang.bench_serving", "--backend", backend, "--host", "127.0.0.1"),
-        *("--port", str(server.port), "--model", str(tokenizer), "--served-model-name", "m"),
+        *("--port", str(server.port), "--model", str(tokenizer), "--tokenizer", str(tokenizer)),
         *("--dataset-name", "random-ids", "--random-range-ratio", "0.5", "--disable-tqdm"),
         *("--random-input-len", str(LENGTHS[1]), "--random-output-len", str(LENGTHS[1])),
         *("--num-prompts", str(20 + 10 * streams), "--max-concurrency", str(streams)),

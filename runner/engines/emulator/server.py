@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from runner.clock import Clock
 from runner.engines.emulator.faults import FaultKind
+from runner.engines.emulator.lateness import Lateness
 from runner.engines.emulator.log import BatchLog, ServerLog
 from runner.engines.emulator.prefix_cache import PrefixCache
 from runner.engines.emulator.reply import Reply
@@ -74,7 +75,8 @@ class EmulatedServer:
         )
         self.prefixes = PrefixCache(setup.token_capacity, is_enabled=setup.has_prefix_cache)
         self.cap = setup.resolved.pp_max_micro_batch_size
-        self.serving = Serving(pipeline, clock, self._on_batch, self._on_late)
+        lateness = Lateness(clock.scale, log.write)
+        self.serving = Serving(pipeline, clock, self._on_batch, lateness)
         self._served: dict[str, _Served] = {}
         self._answered = 0
         self._result_s = clock.now_s()
@@ -286,12 +288,6 @@ class EmulatedServer:
         self._result_s = self.clock.now_s()
         self.batches.record(batch)
         self.stats.record_batch(batch)
-
-    def _on_late(self, late_s: float) -> None:
-        self.log.write(
-            f"The emulation is {late_s * 1000:.0f} ms of real time behind its schedule; "
-            "a smaller --time-scale gives it more time."
-        )
 
 
 @dataclass(frozen=True, slots=True)

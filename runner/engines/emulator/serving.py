@@ -17,10 +17,9 @@ from typing import Protocol
 
 from runner.clock import Clock
 from runner.engines.emulator.alarm import Alarm
+from runner.engines.emulator.lateness import Lateness
 from runner.pipeline import BatchReport, Pipeline, PipelineRequest, Token
 
-LATE_S = 0.010  # real seconds behind the schedule that are worth a line
-LATE_LOG_INTERVAL_S = 1.0
 STEPS_PER_TURN = 16  # then sockets get their turn
 
 
@@ -49,12 +48,12 @@ class Serving:
         pipeline: Pipeline,
         clock: Clock,
         on_batch: Callable[[BatchReport], None],
-        on_late: Callable[[float], None],
+        lateness: Lateness,
     ) -> None:
         self.pipeline = pipeline
         self._clock = clock
         self._on_batch = on_batch
-        self._on_late = on_late
+        self._lateness = lateness
         self._loop = asyncio.get_running_loop()
         self._alarm = Alarm(self._loop, self._run)
         self._names = count()
@@ -62,8 +61,8 @@ class Serving:
         self._due: deque[Token] = deque()
         self._is_scheduled = False
         self._is_frozen = False
-        self._latest_s = 0.0
-        self._late_logged_s = 0.0
+        self._slot_s: dict[int, float] = {}  # when each slot's last result was there
+        self._round_s = 0.0
 
     @property
     def is_idle(self) -> bool:
@@ -111,26 +110,25 @@ class Serving:
         self._is_scheduled = False
         if self._is_frozen:
             return
-        now_s = self._clock.now_s()
         for _ in range(STEPS_PER_TURN):
+            now_s = self._clock.now_s()
             step_s = self.pipeline.next_step_s()
             if not self._deliver(now_s if step_s is None else min(step_s, now_s), now_s):
                 return
             if step_s is None or step_s > now_s:
                 break
-            self._latest_s = max(self._latest_s, now_s - step_s)
             step = self.pipeline.step()
             self._due.extend(step.tokens)
             for batch in step.batches:
+                self._note_round(batch)
                 self._on_batch(batch)
         self._sleep()
-        self._tell_lateness(now_s)
 
     def _deliver(self, until_s: float, now_s: float) -> bool:
         """Hand out what is due; False when that froze the server."""
         due = self._due
         if due and due[0].time_s <= until_s:
-            self._latest_s = max(self._latest_s, now_s - due[0].time_s)
+            self._lateness.note(now_s - due[0].time_s, self._round_s, now_s)
         while due and due[0].time_s <= until_s:
             token = due.popleft()
             sink = self._sinks.get(token.request_id)
@@ -149,6 +147,8 @@ class Serving:
         token_s = self._due[0].time_s if self._due else None
         times_s = [time_s for time_s in (step_s, token_s) if time_s is not None]
         if not times_s:
+            self._slot_s.clear()
+            self._lateness.rest(self._clock.now_s())
             return
         next_s = min(times_s)
         if next_s <= self._clock.now_s():
@@ -156,12 +156,9 @@ class Serving:
         else:
             self._alarm.set(next_s / self._clock.scale)
 
-    def _tell_lateness(self, now_s: float) -> None:
-        late_s = self._latest_s / self._clock.scale
-        if late_s <= LATE_S:
-            return
-        real_s = now_s / self._clock.scale
-        if real_s - self._late_logged_s >= LATE_LOG_INTERVAL_S:
-            self._late_logged_s = real_s
-            self._latest_s = 0.0
-            self._on_late(late_s)
+    def _note_round(self, batch: BatchReport) -> None:
+        """A request gets a token each time that its slot's result is there."""
+        before_s = self._slot_s.get(batch.slot)
+        self._slot_s[batch.slot] = batch.time_s
+        if before_s is not None:
+            self._round_s = batch.time_s - before_s

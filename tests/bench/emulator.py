@@ -1,0 +1,166 @@
+"""Measures the delay that the emulated server itself adds to a token.
+
+A token is due when the pipeline model says that it leaves the server; a client sees it later,
+because events have to be made, written and read. The delay between the two is the emulation's
+own, and is compared with the time between two tokens of a request; both are in real time. The
+settings are those of search_spaces/demo.yaml, at 64 streams and 20 times faster than real.
+
+scripts/bench emulator [--streams 64] [--seconds 10] [--time-scale 20] [--setting NAME ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import atexit
+import json
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import requests
+
+from runner.clock import Clock
+from runner.load.client import Target
+from runner.load.generator import LoadGenerator
+from runner.trial import Lengths, LoadPlan, LoadProtocol, LoadRun
+
+PROFILE = "rtx-pro-6000-x8-kimi-k2.6"
+SETTINGS = {
+    "best": ("--pp-size", "8", "--pp-async-batch-depth", "8", "--pp-max-micro-batch-size", "4"),
+    "pp8-auto": ("--pp-size", "8", "--pp-async-batch-depth", "0"),
+    "tp8": ("--tp-size", "8"),
+}
+READY = "The server is fired up and ready to roll!"
+SERVE = "--serve"
+
+
+def serve(out: Path, argv: Sequence[str]) -> int:
+    """An emulated server that keeps when each token was due, and writes it down at its end."""
+    from runner.engines.emulator.__main__ import main
+    from runner.engines.emulator.reply import Reply
+    from runner.engines.emulator.server import EmulatedServer, Job
+    from runner.pipeline import Pipeline, Step, Token
+
+    due: list[tuple[Token, ...]] = []
+    names: dict[str, str] = {}
+    step, submit = Pipeline.step, EmulatedServer.submit
+
+    def noting_step(pipeline: Pipeline) -> Step:
+        found = step(pipeline)
+        due.append(found.tokens)
+        return found
+
+    def noting_submit(server: EmulatedServer, job: Job, reply: Reply) -> None:
+        submit(server, job, reply)
+        names[server._served[job.request_id].name] = job.request_id  # noqa: SLF001
+
+    def write() -> None:
+        due_s: dict[str, list[float]] = {}
+        for tokens in due:
+            for token in tokens:
+                rid = names.get(token.request_id)
+                if rid is not None:
+                    due_s.setdefault(rid, []).append(token.time_s)
+        out.write_text(json.dumps(due_s))
+
+    Pipeline.step = noting_step  # type: ignore[method-assign]
+    EmulatedServer.submit = noting_submit  # type: ignore[method-assign]
+    atexit.register(write)
+    return main(argv)
+
+
+def measure(setting: str, streams: int, seconds: float, scale: float, profiled: bool) -> str:
+    """One closed loop against a server of its own; one line of figures."""
+    with tempfile.TemporaryDirectory() as name:
+        folder, port = Path(name), _free_port()
+        due, log = folder / "due.json", folder / "server.log"
+        profiler = ("-m", "cProfile", "-o", f"/tmp/{setting}.prof") if profiled else ()
+        flags = (
+            *("--port", str(port), "--profile", PROFILE, "--time-scale", str(scale)),
+            *("--max-running-requests", "64", "--random-seed", "1", *SETTINGS[setting]),
+        )
+        command = (sys.executable, *profiler, __file__, SERVE, str(due), *flags)
+        with log.open("wb") as stream, subprocess.Popen(command, stderr=stream) as server:
+            try:
+                _wait(server, log)
+                run = _drive(port, streams, seconds, scale)
+                requests.post(f"http://127.0.0.1:{port}/abort_request", json={"abort_all": True})
+            finally:
+                server.send_signal(signal.SIGTERM)
+                server.wait()
+        return f"{setting:9} " + _figures(run, json.loads(due.read_text()), scale)
+
+
+def _wait(server: subprocess.Popen[bytes], log: Path) -> None:
+    while READY not in log.read_text():
+        if server.poll() is not None:
+            raise SystemExit(f"the server ended: {log.read_text()}")
+        time.sleep(0.05)
+
+
+def _drive(port: int, streams: int, seconds: float, scale: float) -> LoadRun:
+    plan = LoadPlan(
+        phase="bench",
+        protocol=LoadProtocol.CLOSED_LOOP,
+        concurrency=streams,
+        prompt_tokens=Lengths.fixed(64),
+        output_tokens=Lengths("uniform", 64, 192),
+        seed=0,
+        min_window_s=seconds * scale,
+        max_window_s=2 * seconds * scale,
+    )
+    return LoadGenerator(Clock(scale)).run(plan, [Target(0, f"http://127.0.0.1:{port}")])
+
+
+def _figures(run: LoadRun, due_s: dict[str, list[float]], scale: float) -> str:
+    delays, gaps = [], []
+    for record in run.records:
+        planned = due_s.get(record.request_id, [])
+        for seen_s, planned_s in zip(record.token_s, planned, strict=False):
+            if run.window_start_s <= seen_s <= run.window_end_s:
+                delays.append(seen_s - planned_s)
+        if len(planned) > 1:
+            gaps.append((planned[-1] - planned[0]) / (len(planned) - 1))
+    delay_ms = np.array(delays) / scale * 1000
+    token_ms = float(np.mean(gaps)) / scale * 1000
+    low, mid, p90, p99 = np.percentile(delay_ms, [0, 50, 90, 99])
+    mean = float(delay_ms.mean())
+    window_s = (run.window_end_s - run.window_start_s) / scale
+    return (
+        f"token every {token_ms:6.2f} ms, {len(delays) / window_s:6.0f} tokens/s; own delay "
+        f"least {low:5.2f} p50 {mid:5.2f} mean {mean:5.2f} p90 {p90:5.2f} p99 {p99:6.2f} ms; "
+        f"share of the token time: mean {mean / token_ms:5.1%} p90 {p90 / token_ms:5.1%}; "
+        f"client core {run.client.cpu_share:.0%}"
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+def _main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0] if __doc__ else None)
+    parser.add_argument("--streams", type=int, default=64)
+    parser.add_argument("--seconds", type=float, default=10.0, help="real seconds of the window")
+    parser.add_argument("--time-scale", type=float, default=20.0)
+    parser.add_argument("--setting", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--profile", action="store_true", help="cProfile, into /tmp/SETTING.prof")
+    given = parser.parse_args()
+    for setting in given.setting:
+        line = measure(setting, given.streams, given.seconds, given.time_scale, given.profile)
+        print(line, flush=True)  # noqa: T201 - the figures are the product
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == [SERVE]:
+        sys.exit(serve(Path(sys.argv[2]), sys.argv[3:]))
+    _main()
