@@ -69,8 +69,8 @@ def serve(out: Path, argv: Sequence[str]) -> int:
                     due_s.setdefault(rid, []).append(token.time_s)
         out.write_text(json.dumps(due_s))
 
-    Pipeline.step = noting_step  # type: ignore[method-assign]
-    EmulatedServer.submit = noting_submit  # type: ignore[method-assign]
+    Pipeline.step = noting_step  # type: ignore[method-assign,assignment]
+    EmulatedServer.submit = noting_submit  # type: ignore[method-assign,assignment]
     atexit.register(write)
     return main(argv)
 

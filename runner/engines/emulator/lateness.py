@@ -28,7 +28,12 @@ class Lateness:
         self._worst_s = 0.0
 
     def note(self, late_s: float, round_s: float, now_s: float) -> None:
-        """Something was done `late_s` after its time; a token takes `round_s` at present."""
+        """Something was done `late_s` after its time; a token takes `round_s` at present.
+
+        Nothing is judged while `round_s` is 0: not known yet.
+        """
+        if round_s <= 0:
+            return
         self._steps += 1
         self._sum_s += late_s
         if late_s > self._worst_s:
@@ -60,10 +65,10 @@ class Lateness:
         if now_s - self._told_s < QUIET_WALL_S * self._scale:
             return
         self._told_s, self._is_told = now_s, True
-        share = f", {late_s / round_s:.0%} of a token's time" if round_s > 0 else ""
         self._write(
             f"The emulation is behind its schedule by {late_s / self._scale * 1000:.1f} ms of real "
-            f"time{share}; a smaller --time-scale gives it more time."
+            f"time, {late_s / round_s:.0%} of a token's time; a smaller --time-scale gives it more "
+            "time."
         )
 
     def _catch_up(self) -> None:
