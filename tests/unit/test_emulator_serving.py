@@ -23,10 +23,15 @@ class Sink:
     """Keeps what it is given."""
 
     clock: Clock
+    announced: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     read_s: list[float] = field(default_factory=list)
     began: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def prepare(self, completion_tokens: int, *, is_last: bool) -> None:
+        assert not is_last or not self.ended.is_set()
+        self.announced.append(completion_tokens)
 
     def deliver(self, completion_tokens: int, now_s: float, *, is_last: bool) -> None:
         assert now_s <= self.clock.now_s()
@@ -71,7 +76,7 @@ def test_every_token_comes_once_and_in_order() -> None:
             bench.serving.submit(Demand(16, 10 + number), sink)
         for number, sink in enumerate(sinks):
             await sink.ended.wait()
-            assert sink.tokens == list(range(1, 11 + number))
+            assert sink.tokens == sink.announced == list(range(1, 11 + number))
             assert sink.read_s == sorted(sink.read_s)
         assert bench.serving.is_idle
         decoded = sum(batch.running for batch in bench.batches if not batch.is_prefill)

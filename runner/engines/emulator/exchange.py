@@ -52,10 +52,11 @@ class Exchange:
     def is_stream(self) -> bool:
         return self._transport is not None
 
-    def send(self, chunk: bytes) -> None:
-        """Send an event, if anybody reads events here."""
-        if self._transport is not None:
-            write_chunk(self._transport, chunk)
+    def send(self, framed: bytes) -> None:
+        """Send a framed event, if anybody reads events here and is still there."""
+        transport = self._transport
+        if transport is not None and not transport.is_closing():
+            transport.write(framed)
 
     def end_part(self, index: int, part: Part) -> None:
         """One more continuation has ended; the exchange ends with the last."""
@@ -72,7 +73,12 @@ class Exchange:
             self.done.set_result(b"" if self.is_stream else self._form.document(parts))
 
 
+def frame(chunk: bytes) -> bytes:
+    """One chunk of a chunked response."""
+    return b"%x\r\n%b\r\n" % (len(chunk), chunk)
+
+
 def write_chunk(transport: asyncio.WriteTransport, chunk: bytes) -> None:
     """Send one chunk of a chunked response, unless the client is gone."""
     if not transport.is_closing():
-        transport.write(b"%x\r\n%b\r\n" % (len(chunk), chunk))
+        transport.write(frame(chunk))

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 from runner.engines.emulator.answers import ABORTED, LENGTH, Answer, Finish, RequestTimes
-from runner.engines.emulator.exchange import Exchange, Part
+from runner.engines.emulator.exchange import Exchange, Part, frame
 
 OnEnd: TypeAlias = Callable[["Reply"], None]
 
@@ -31,10 +31,23 @@ class Reply:
         self._index = index
         self._interval = stream_interval
         self._on_end = on_end
+        self._prepared = 0
+        self._event = b""
 
     @property
     def is_stream(self) -> bool:
         return self._exchange.is_stream
+
+    def prepare(self, completion_tokens: int, *, is_last: bool) -> None:
+        """Make the event of a token before it is due; the first and the last tell of times.
+
+        One at a time: an event says what the ones before it did not.
+        """
+        if is_last or completion_tokens == 1 or self._prepared > self.tokens:
+            return
+        if self._has_event(completion_tokens):
+            self._event = frame(self._answer.event(completion_tokens, None))
+            self._prepared = completion_tokens
 
     def deliver(self, completion_tokens: int, now_s: float, *, is_last: bool) -> None:
         """The request has `completion_tokens` tokens now."""
@@ -42,19 +55,24 @@ class Reply:
         self.times.note(now_s)
         if is_last:
             self._end(LENGTH)
-        elif self._exchange.is_stream and (
-            self._interval == 1 or completion_tokens % self._interval == 1
-        ):
-            self._exchange.send(self._answer.event(completion_tokens, None))
+        elif completion_tokens == self._prepared:
+            self._exchange.send(self._event)
+        elif self._has_event(completion_tokens):
+            self._exchange.send(frame(self._answer.event(completion_tokens, None)))
 
     def abort(self, now_s: float) -> None:
         """End the request as SGLang ends an aborted one."""
         self.times.last_token_s = now_s
         self._end(ABORTED)
 
+    def _has_event(self, completion_tokens: int) -> bool:
+        return self._exchange.is_stream and (
+            self._interval == 1 or completion_tokens % self._interval == 1
+        )
+
     def _end(self, finish: Finish) -> None:
         self.finish = finish
         if self._exchange.is_stream:
-            self._exchange.send(self._answer.event(self.tokens, finish))
+            self._exchange.send(frame(self._answer.event(self.tokens, finish)))
         self._exchange.end_part(self._index, Part(self.tokens, finish))
         self._on_end(self)

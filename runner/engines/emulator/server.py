@@ -304,6 +304,9 @@ class _Probe:
     def __init__(self) -> None:
         self.done = asyncio.Event()
 
+    def prepare(self, completion_tokens: int, *, is_last: bool) -> None:
+        """Nothing to make."""
+
     def deliver(self, completion_tokens: int, now_s: float, *, is_last: bool) -> None:
         del completion_tokens, now_s
         if is_last:

@@ -24,7 +24,11 @@ STEPS_PER_TURN = 16  # then sockets get their turn
 
 
 class TokenSink(Protocol):
-    """Where the tokens of one request go."""
+    """Where the tokens of one request go: each is announced, and delivered when it is due."""
+
+    def prepare(self, completion_tokens: int, *, is_last: bool) -> None:
+        """The request will soon have `completion_tokens` tokens."""
+        ...
 
     def deliver(self, completion_tokens: int, now_s: float, *, is_last: bool) -> None:
         """The request has `completion_tokens` tokens now."""
@@ -118,11 +122,20 @@ class Serving:
             if step_s is None or step_s > now_s:
                 break
             step = self.pipeline.step()
-            self._due.extend(step.tokens)
+            self._announce(step.tokens)
             for batch in step.batches:
                 self._note_round(batch)
                 self._on_batch(batch)
         self._sleep()
+
+    def _announce(self, tokens: tuple[Token, ...]) -> None:
+        """Have what is due later made now: many tokens are due at one time."""
+        self._due.extend(tokens)
+        sinks = self._sinks
+        for token in tokens:
+            sink = sinks.get(token.request_id)
+            if sink is not None:
+                sink.prepare(token.completion_tokens, is_last=token.is_last)
 
     def _deliver(self, until_s: float, now_s: float) -> bool:
         """Hand out what is due; False when that froze the server."""
