@@ -22,7 +22,7 @@ from runner.load.api import Api
 from runner.load.client import Target
 from runner.load.generator import LoadGenerator
 from runner.machine.profile import FOLDER
-from runner.trial import Lengths, LoadPlan, LoadProtocol, LoadRun, RequestStatus
+from runner.trial import Lengths, LoadPlan, LoadProtocol, RequestStatus
 from tests.emulated_server import EmulatedProcess, emulated_server
 
 PYTHON = os.environ.get("RUNNER_SGLANG_PYTHON", "")  # read before the tests clear it
@@ -104,23 +104,26 @@ def server(
 def theirs(
     server: EmulatedProcess, tokenizer: Path, backend: str, streams: int, out: Path
 ) -> Figures:
-    """SGLang's client; what it loses at the end, when fewer are in flight, is given back."""
+    """SGLang's client: the requests between its start and its end, when fewer are in flight."""
+    count = 20 + 12 * streams
     command = (
         *(PYTHON, "-m", "sglang.bench_serving", "--backend", backend, "--host", "127.0.0.1"),
         *("--port", str(server.port), "--model", str(tokenizer), "--tokenizer", str(tokenizer)),
         *("--dataset-name", "random-ids", "--random-range-ratio", "0.5", "--disable-tqdm"),
         *("--random-input-len", str(LENGTHS[1]), "--random-output-len", str(LENGTHS[1])),
-        *("--num-prompts", str(20 + 10 * streams), "--max-concurrency", str(streams)),
-        *("--seed", "7", "--output-file", str(out)),
+        *("--num-prompts", str(count), "--max-concurrency", str(streams)),
+        *("--seed", "7", "--output-file", str(out), "--output-details"),
     )
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     found = json.loads(out.read_text())
-    assert found["completed"] == 20 + 10 * streams
-    return Figures(
-        throughput=found["output_throughput"] / SCALE * streams / found["concurrency"],
-        ttft_s=found["mean_ttft_ms"] / 1000 * SCALE,
-        tpot_s=found["mean_tpot_ms"] / 1000 * SCALE,
+    assert found["completed"] == count
+    steady = slice(2 * streams, -2 * streams)  # requests are in the order of their start
+    return figures(
+        streams,
+        [first_s * SCALE for first_s in found["ttfts"][steady]],
+        [sum(gaps_s) * SCALE for gaps_s in found["itls"][steady]],
+        found["output_lens"][steady],
     )
 
 
@@ -139,26 +142,29 @@ def ours(server: EmulatedProcess, api: Api, streams: int) -> Figures:
         max_window_s=60.0,
     )
     run = LoadGenerator(Clock(SCALE)).run(plan, [Target(0, server.url, api, "m")])
-    return figures(run, streams)
-
-
-def figures(run: LoadRun, streams: int) -> Figures:
     whole = [
         record
         for record in run.records
         if record.status is RequestStatus.OK and record.send_s >= run.window_start_s
     ]
-    first_s = [record.token_s[0] - record.send_s for record in whole]
-    rest_s = [
-        (record.end_s - record.token_s[0]) / (record.output_tokens - 1)
-        for record in whole
-        if record.output_tokens > 1
-    ]
-    busy_s = sum(record.end_s - record.send_s for record in whole)
+    return figures(
+        streams,
+        [record.token_s[0] - record.send_s for record in whole],
+        [record.token_s[-1] - record.token_s[0] for record in whole],
+        [record.output_tokens for record in whole],
+    )
+
+
+def figures(streams: int, first_s: list[float], rest_s: list[float], tokens: list[int]) -> Figures:
+    """From each request's time to the first token, the time of the others, and its tokens.
+
+    As long as `streams` are in flight, the throughput is theirs over the time they take.
+    """
+    each_s = [rest / (count - 1) for rest, count in zip(rest_s, tokens, strict=True)]
     return Figures(
-        throughput=streams * sum(record.output_tokens for record in whole) / busy_s,
+        throughput=streams * sum(tokens) / (sum(first_s) + sum(rest_s)),
         ttft_s=sum(first_s) / len(first_s),
-        tpot_s=sum(rest_s) / len(rest_s),
+        tpot_s=sum(each_s) / len(each_s),
     )
 
 
