@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,6 +13,8 @@ from typing import Any
 import pytest
 import requests
 
+from runner.clock import Clock
+from runner.engines.emulator.gpu import EmulatedGpus
 from runner.engines.sglang.logs import shows_death
 from tests.emulated_server import EmulatedProcess, emulated_server
 
@@ -236,6 +239,39 @@ def test_what_waits_is_pending(server: EmulatedProcess) -> None:
     assert any(int(tokens) > 0 for _, tokens in pending)
     assert pending[-1] == ("0", "0")
     assert all(int(tokens) % 100 == 0 for _, tokens in pending)
+
+
+def test_replicas_behind_one_port_take_requests_in_turn(tmp_path: Path) -> None:
+    flags = ("--time-scale", "20", "--dp-size", "2", "--max-running-requests", "8")
+    machine = tmp_path / "machine"
+    log, gpus = tmp_path / "server.log", ("--gpu-folder", str(machine))
+    with emulated_server(log, *flags, *gpus, "--enable-metrics") as server:
+        ranks = [server.generate(3, number)["meta_info"]["dp_rank"] for number in range(4)]
+        assert ranks == [0, 1, 0, 1]
+        batch = {"input_ids": [[number] for number in range(6)]}
+        documents = server.post("/generate", batch).json()
+        assert [document["meta_info"]["dp_rank"] for document in documents] == [0, 1] * 3
+        body = {"server_args": {"pp_max_micro_batch_size": 4}}
+        assert server.post("/set_internal_state", body).json() == [True, True]
+        states = server.get("/server_info").json()["internal_states"]
+        assert [state["pp_max_micro_batch_size"] for state in states] == [4, 4]
+        assert [load["dp_rank"] for load in server.get("/v1/loads").json()["loads"]] == [0, 1]
+        assert [load["dp_rank"] for load in server.get("/v1/loads?dp_rank=1").json()["loads"]] == [
+            1
+        ]
+        assert 'dp_rank="1"' in server.get("/metrics").text
+        assert server.get("/health").status_code == 200
+        assert server.post("/flush_cache").status_code == 200
+        seen = EmulatedGpus(machine, Clock(20.0))
+        owners = [[user.pid for user in seen.processes(gpu.uuid)] for gpu in seen.gpus()]
+        seen.close()
+        assert owners == [[server.process.pid]] * 2
+        server.signal(signal.SIGTERM)
+        assert server.wait_end() == 0
+        for rank in (0, 1):
+            assert re.search(rf"DP{rank}\] Load weight end", server.log)
+            assert re.search(rf"DP{rank}\] Prefill batch", server.log)
+            assert re.search(rf"DP{rank}\] Cache flushed successfully!", server.log)
 
 
 def test_an_admin_key_guards_what_controls(tmp_path: Path) -> None:

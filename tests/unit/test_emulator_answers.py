@@ -17,6 +17,7 @@ from runner.engines.emulator.answers import (
     CompletionAnswer,
     GenerateAnswer,
     GenerateOptions,
+    Place,
     RequestTimes,
     UsageOptions,
 )
@@ -49,7 +50,7 @@ def generate(
     times.note(5.25)
     times.note(6.25)
     options = GenerateOptions(has_text, is_incremental, has_times=True)
-    return GenerateAnswer("r1", 16, cached_tokens, times, options, index)
+    return GenerateAnswer("r1", 16, cached_tokens, times, options, Place(index))
 
 
 def completion(index: int = 0, *, has_usage: bool = False) -> CompletionAnswer:

@@ -89,6 +89,14 @@ def encode(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an answer comes from: its number in a list, and its replica where there are several."""
+
+    index: int | None = None
+    dp_rank: int | None = None
+
+
 class GenerateAnswer:
     """/generate: cumulative ids (and text, with a tokenizer), or the new ones only."""
 
@@ -99,9 +107,9 @@ class GenerateAnswer:
         cached_tokens: int,
         times: RequestTimes,
         options: GenerateOptions,
-        index: int | None = None,
+        place: Place,
     ) -> None:
-        self._end = b"}" if index is None else b',"index":%d}' % index
+        self._end = b"}" if place.index is None else b',"index":%d}' % place.index
         self._times = times
         self._options = options
         self._sent = 0
@@ -116,7 +124,7 @@ class GenerateAnswer:
             "completion_tokens": 0,
             "cached_tokens": cached_tokens,
             "cached_tokens_details": cached,
-            "dp_rank": None,
+            "dp_rank": place.dp_rank,
         }
         before, self._after = encode(self._meta).split(b'"completion_tokens":0')
         self._middle = b'],"meta_info":' + before + b'"completion_tokens":'

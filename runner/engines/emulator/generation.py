@@ -6,7 +6,8 @@ import asyncio
 import json
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from itertools import cycle
+from typing import Any, TypeAlias
 
 from aiohttp import web
 
@@ -17,6 +18,7 @@ from runner.engines.emulator.answers import (
     Choice,
     CompletionAnswer,
     GenerateAnswer,
+    Place,
     RequestTimes,
     UsageOptions,
     encode,
@@ -37,15 +39,20 @@ from runner.engines.emulator.serving import Demand
 STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 
-class Generation:
-    """Serves the three routes of one server."""
+Jobs: TypeAlias = list[tuple[EmulatedServer, Job]]
 
-    def __init__(self, server: EmulatedServer) -> None:
-        self._server = server
+
+class Generation:
+    """Serves the three routes of one port; replicas behind it take requests in turn."""
+
+    def __init__(self, servers: Sequence[EmulatedServer]) -> None:
+        self._server = servers[0]
+        self._has_replicas = len(servers) > 1
+        self._turns = cycle(servers)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """SGLang's own route."""
-        server = self._server
+        setup = self._server.setup
         try:
             body = await read_object(request)
         except RequestRefused as err:
@@ -53,7 +60,7 @@ class Generation:
         is_stream = body.get("stream") is True
         times = self._times()
         try:
-            call = generate_call(body, server.setup)
+            call = generate_call(body, setup)
             jobs = await self._jobs(call)
         except RequestRefused as err:
             if is_stream:
@@ -66,10 +73,13 @@ class Generation:
                 job.demand.prompt_tokens,
                 job.demand.cached_tokens,
                 times,
-                server.setup.generate_options,
-                index if call.is_list else None,
+                setup.generate_options,
+                Place(
+                    index if call.is_list else None,
+                    server.dp_rank if self._has_replicas else None,
+                ),
             )
-            for index, (job, times) in enumerate(zip(jobs, each, strict=True))
+            for index, ((server, job), times) in enumerate(zip(jobs, each, strict=True))
         ]
         form = GenerateForm(answers, is_list=call.is_list)
         return await self._serve(request, jobs, answers, each, form, is_stream=is_stream)
@@ -94,9 +104,9 @@ class Generation:
         model, created = str(body.get("model") or setup.model_name), int(self._server.date())
         choices = [
             Choice(job.request_id, index, model, created, job.demand.prompt_tokens)
-            for index, job in enumerate(jobs)
+            for index, (_, job) in enumerate(jobs)
         ]
-        firsts = jobs[:: call.samples]
+        firsts = [job for _, job in jobs[:: call.samples]]
         prompt_tokens = sum(job.demand.prompt_tokens for job in firsts)
         cached_tokens = sum(job.demand.cached_tokens for job in firsts)
         make = ChatAnswer if is_chat else CompletionAnswer
@@ -106,40 +116,39 @@ class Generation:
         is_stream = body.get("stream") is True
         return await self._serve(request, jobs, answers, each, form, is_stream=is_stream)
 
-    async def _jobs(self, call: Call) -> list[Job]:
+    async def _jobs(self, call: Call) -> Jobs:
         """What a call comes to; the prompt of several samples is prefilled first, as in SGLang."""
-        server = self._server
-        await server.wait_resumed()
-        for request_id in call.request_ids:
+        await self._server.wait_resumed()
+        servers = [next(self._turns) for _ in call.request_ids]
+        for server, request_id in zip(servers, call.request_ids, strict=True):
             server.check_room(request_id)
         if call.samples > 1:
             for ask in call.asks:
-                await server.prefill(ask.prompt.content, ask.prompt.tokens)
+                await next(self._turns).prefill(ask.prompt.content, ask.prompt.tokens)
         jobs = []
         asks = [ask for ask in call.asks for _ in range(call.samples)]
-        for request_id, ask in zip(call.request_ids, asks, strict=True):
+        for server, request_id, ask in zip(servers, call.request_ids, asks, strict=True):
             prompt = ask.prompt
             cached = server.find_cached(prompt.content, prompt.tokens)
             demand = Demand(prompt.tokens, ask.wanted, cached)
-            jobs.append(Job(request_id, prompt.content, demand))
+            jobs.append((server, Job(request_id, prompt.content, demand)))
         return jobs
 
     async def _serve(
         self,
         request: web.Request,
-        jobs: Sequence[Job],
+        jobs: Jobs,
         answers: Sequence[Answer],
         times: Sequence[RequestTimes],
         form: Form,
         *,
         is_stream: bool,
     ) -> web.StreamResponse:
-        server = self._server
         stream = await _open_stream(request) if is_stream else None
         transport = _transport(request) if stream is not None else None
         exchange = Exchange(form, len(jobs), transport)
-        interval = server.setup.whole("stream_interval")
-        for index, job in enumerate(jobs):
+        interval = self._server.setup.whole("stream_interval")
+        for index, (server, job) in enumerate(jobs):
             on_end = partial(server.on_end, job.request_id)
             reply = Reply(answers[index], times[index], exchange, index, interval, on_end)
             server.submit(job, reply)
@@ -147,7 +156,7 @@ class Generation:
             document = await exchange.done
         except asyncio.CancelledError:
             delay_s = STREAM_ABORT_DELAY_S if is_stream else DOCUMENT_ABORT_DELAY_S
-            for job in jobs:
+            for server, job in jobs:
                 server.forget(job.request_id, delay_s)
             raise
         return stream or web.Response(body=document, content_type="application/json")

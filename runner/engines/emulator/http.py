@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
 from aiohttp.typedefs import Middleware
@@ -34,10 +34,11 @@ FLUSHED = (
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
-def make_app(server: EmulatedServer) -> web.Application:
-    """All routes of one server."""
+def make_app(servers: Sequence[EmulatedServer]) -> web.Application:
+    """All routes of one port; behind it are one server or several replicas."""
+    server = servers[0]
     app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_guard(server)])
-    generation, control = Generation(server), Control(server)
+    generation, control = Generation(servers), Control(servers)
     for method in ("POST", "PUT"):
         app.router.add_route(method, "/generate", generation.generate)
         app.router.add_route(method, "/set_internal_state", control.set_internal_state)
@@ -73,8 +74,9 @@ def make_app(server: EmulatedServer) -> web.Application:
 class Control:
     """The routes that do not generate."""
 
-    def __init__(self, server: EmulatedServer) -> None:
-        self._server = server
+    def __init__(self, servers: Sequence[EmulatedServer]) -> None:
+        self._servers = servers
+        self._server = servers[0]
 
     async def health(self, _: web.Request) -> web.Response:
         """200 once a real token came out."""
@@ -95,7 +97,7 @@ class Control:
         return json_response(model_info(self._server))
 
     async def server_info(self, _: web.Request) -> web.Response:
-        return json_response(server_info(self._server))
+        return json_response(server_info(self._servers))
 
     async def models(self, _: web.Request) -> web.Response:
         return json_response(models(self._server))
@@ -121,23 +123,23 @@ class Control:
         if not sections <= SECTIONS.keys() | {"core", "all"}:
             return web.Response(status=500, text="Internal Server Error")
         try:
-            rank = int(query.get("dp_rank", "0"))
+            rank = int(query["dp_rank"]) if "dp_rank" in query else None
         except ValueError:
             return openai_error(RequestRefused("dp_rank must be a whole number."))
-        answer = loads(self._server, sections, has_rank=rank == 0)
+        answer = loads(self._servers, sections, rank)
         if query.get("format") == "prometheus":
             return web.Response(text=loads_text(answer), content_type="text/plain")
         return json_response(answer)
 
     async def set_internal_state(self, request: web.Request) -> web.Response:
-        """All or nothing; the answer is 200 with a list of one boolean, also when refused."""
+        """All or nothing; 200 with a boolean for each replica, also when refused."""
         try:
             values = (await read_object(request)).get("server_args")
         except RequestRefused as err:
             return openai_error(err)
         if not isinstance(values, dict):
             return openai_error(RequestRefused("server_args must be an object."))
-        return json_response([self._set(values)])
+        return json_response([self._set(server, values) for server in self._servers])
 
     async def pause(self, request: web.Request) -> web.Response:
         """Mode abort, SGLang's default: what runs is aborted, what comes waits."""
@@ -147,11 +149,13 @@ class Control:
             return openai_error(err)
         if mode != "abort":
             return openai_error(RequestRefused(f"mode {mode!r} is not emulated; use 'abort'."))
-        self._server.pause()
+        for server in self._servers:
+            server.pause()
         return json_response({"message": "Generation paused successfully.", "status": "ok"})
 
     async def resume(self, _: web.Request) -> web.Response:
-        self._server.resume()
+        for server in self._servers:
+            server.resume()
         return json_response({"message": "Generation continued successfully.", "status": "ok"})
 
     async def flush_cache(self, request: web.Request) -> web.Response:
@@ -162,10 +166,10 @@ class Control:
             return openai_error(RequestRefused("timeout must be a number of seconds."))
         clock = self._server.clock
         deadline_s = clock.now_s() + timeout_s
-        is_flushed = self._server.flush()
+        is_flushed = self._flush()
         while not is_flushed and clock.now_s() < deadline_s:
             await asyncio.sleep(clock.wall_duration_s(FLUSH_POLL_S))
-            is_flushed = self._server.flush()
+            is_flushed = self._flush()
         text = FLUSHED if is_flushed else "Flush cache failed: the server is not idle.\n"
         return web.Response(text=text, status=200 if is_flushed else 400)
 
@@ -176,10 +180,12 @@ class Control:
         except RequestRefused as err:
             return openai_error(err)
         request_id = body.get("rid")
-        if body.get("abort_all") is True:
-            self._server.abort_all()
-        elif isinstance(request_id, str) and request_id:
-            self._server.abort(request_id)
+        is_all = body.get("abort_all") is True
+        for server in self._servers:
+            if is_all:
+                server.abort_all()
+            elif isinstance(request_id, str) and request_id:
+                server.abort(request_id)
         return web.Response(status=200)
 
     async def freeze_gc(self, _: web.Request) -> web.Response:
@@ -187,12 +193,16 @@ class Control:
 
     async def metrics(self, _: web.Request) -> web.Response:
         """Prometheus text."""
-        server = self._server
-        setup = server.setup
-        text = render(server.stats, server.gauges(), setup.model_name, setup.shape.pp_size)
+        setup = self._server.setup
+        replicas = [(server.stats, server.gauges()) for server in self._servers]
+        text = render(replicas, setup.model_name, setup.shape.pp_size)
         return web.Response(text=text, content_type="text/plain")
 
-    def _set(self, values: dict[str, object]) -> bool:
+    def _flush(self) -> bool:
+        flushed = [server.flush() for server in self._servers]
+        return all(flushed)
+
+    def _set(self, server: EmulatedServer, values: dict[str, object]) -> bool:
         cap = values.get("pp_max_micro_batch_size")
         others = {name for name in values if name != "pp_max_micro_batch_size"}
         if not others <= set(LIVE_NUMBERS):
@@ -200,7 +210,7 @@ class Control:
         if cap is None:
             return True
         # SGLang takes 4.5 too; nobody should send that.
-        return isinstance(cap, int | float) and self._server.set_cap(int(cap))
+        return isinstance(cap, int | float) and server.set_cap(int(cap))
 
 
 def _deprecated(server: EmulatedServer, name: str, handler: Handler) -> Handler:

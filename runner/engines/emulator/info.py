@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from runner.engines.emulator.server import EmulatedServer
 from runner.engines.emulator.setup import VERSION, ServerSetup, cuda_graph_config
 from runner.machine.shape import memory_used_bytes, stage_weight_bytes
@@ -12,13 +14,13 @@ RESERVED_TOKENS = 6
 OTHER_GRAPHS = ("prefill", "target_verify", "draft_prefill", "draft_decode", "draft_extend")
 
 
-def server_info(server: EmulatedServer) -> dict[str, object]:
+def server_info(servers: Sequence[EmulatedServer]) -> dict[str, object]:
     """The resolved arguments, and the live state of the scheduler.
 
     As in SGLang, the arguments at the top do not know what the scheduler decided: an automatic
     cap or max_running_requests is null there and has its value in `internal_states`.
     """
-    setup = server.setup
+    setup = servers[0].setup
     args: dict[str, object] = {**setup.args, "cuda_graph_config": cuda_graph_config(setup)}
     return {
         **args,
@@ -27,7 +29,7 @@ def server_info(server: EmulatedServer) -> dict[str, object]:
         "max_total_num_tokens": setup.token_capacity,
         "max_req_input_len": max_input_tokens(setup),
         "startup_time": startup_time(setup, has_tokenizer=True),
-        "internal_states": [_internal_state(server, args)],
+        "internal_states": [_internal_state(server, args) for server in servers],
         "version": VERSION,
         "frontend": "python",
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 
@@ -22,15 +22,17 @@ PREFIXES = {"disaggregation": "disagg"}
 
 
 def loads(
-    server: EmulatedServer, include: AbstractSet[str], *, has_rank: bool
+    servers: Sequence[EmulatedServer], include: AbstractSet[str], dp_rank: int | None = None
 ) -> dict[str, object]:
-    """The sections asked for, of one scheduler or of none."""
+    """The sections asked for, of every replica or of one."""
+    server = servers[0]
+    asked = [one for one in servers if dp_rank in {None, one.dp_rank}]
     return {
         "timestamp": datetime.fromtimestamp(server.date(), UTC).isoformat(),
         "version": VERSION,
         "accelerator": server.setup.profile.gpu.name,
         "num_accelerators": server.setup.shape.gpus,
-        "loads": [_load(server, include)] if has_rank else [],
+        "loads": [_load(one, include) for one in asked],
     }
 
 
@@ -69,7 +71,7 @@ def _core(server: EmulatedServer) -> dict[str, object]:
     used = 0 if server.serving.is_idle else batches.tokens_used
     return {
         "timestamp": server.date(),
-        "dp_rank": 0,
+        "dp_rank": server.dp_rank,
         "num_running_reqs": server.running,
         "num_waiting_reqs": waiting,
         "num_waiting_uncached_tokens": batches.pending_tokens if waiting else 0,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runner.pipeline import BatchReport
@@ -20,10 +21,13 @@ class Ranks:
     pp_size: int
     tp_size: int
     ep_size: int
+    dp_size: int = 1
 
-    def prefix(self, pp_rank: int, tp_rank: int) -> str:
+    def prefix(self, pp_rank: int, tp_rank: int, dp_rank: int = 0) -> str:
         """What follows the date for this rank, e.g. " PP3 TP0"."""
         words = []
+        if self.dp_size > 1:
+            words.append(f" DP{dp_rank}")
         if self.pp_size > 1:
             words.append(f" PP{pp_rank}")
         if self.tp_size > 1:
@@ -36,11 +40,18 @@ class Ranks:
 class ServerLog:
     """Writes lines to a file descriptor (stderr), each at once and whole."""
 
-    def __init__(self, ranks: Ranks, descriptor: int = 2) -> None:
+    def __init__(
+        self, ranks: Ranks, descriptor: int = 2, dp_ranks: Sequence[int] | None = None
+    ) -> None:
         self.ranks = ranks
+        self._dp_ranks = range(ranks.dp_size) if dp_ranks is None else dp_ranks
         self._descriptor = descriptor
         self._second = -1
         self._date = ""
+
+    def of(self, dp_rank: int) -> ServerLog:
+        """The same log for one replica: its lines of ranks are that replica's."""
+        return ServerLog(self.ranks, self._descriptor, (dp_rank,))
 
     def write(self, text: str) -> None:
         """A line of the main process."""
@@ -48,23 +59,31 @@ class ServerLog:
 
     def write_rank(self, text: str, pp_rank: int = 0, tp_rank: int = 0) -> None:
         """A line of one scheduler."""
-        self._write(f"[{self._now()}{self.ranks.prefix(pp_rank, tp_rank)}] {text}\n")
+        prefix = self.ranks.prefix(pp_rank, tp_rank, self._dp_ranks[0])
+        self._write(f"[{self._now()}{prefix}] {text}\n")
 
     def write_ranks(self, text: str) -> None:
         """The same line of every scheduler."""
-        for pp_rank in range(self.ranks.pp_size):
-            for tp_rank in range(self.ranks.tp_size):
-                self.write_rank(text, pp_rank, tp_rank)
+        self._write_all(text, range(self.ranks.tp_size))
 
     def write_stages(self, text: str) -> None:
-        """The same line of the first scheduler of every stage, in one piece."""
-        now, ranks = self._now(), self.ranks
-        lines = [f"[{now}{ranks.prefix(rank, 0)}] {text}\n" for rank in range(ranks.pp_size)]
-        self._write("".join(lines))
+        """The same line of the first scheduler of every stage."""
+        self._write_all(text, (0,))
 
     def write_raw(self, text: str) -> None:
         """Text without a date, such as a traceback."""
         self._write(text + "\n")
+
+    def _write_all(self, text: str, tp_ranks: Sequence[int]) -> None:
+        """In one piece: these are written while tokens wait."""
+        now, ranks = self._now(), self.ranks
+        lines = [
+            f"[{now}{ranks.prefix(pp_rank, tp_rank, dp_rank)}] {text}\n"
+            for dp_rank in self._dp_ranks
+            for pp_rank in range(ranks.pp_size)
+            for tp_rank in tp_ranks
+        ]
+        self._write("".join(lines))
 
     def _write(self, text: str) -> None:
         rest = text.encode()

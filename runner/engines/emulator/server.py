@@ -55,7 +55,7 @@ class RequestRefused(Exception):
 
 
 class EmulatedServer:
-    """One server from the moment its port opens."""
+    """One server, or one replica behind its port, from the moment that this opens."""
 
     def __init__(
         self,
@@ -64,8 +64,10 @@ class EmulatedServer:
         clock: Clock,
         log: ServerLog,
         on_crash: Callable[[str], None],
+        dp_rank: int = 0,
     ) -> None:
         self.setup = setup
+        self.dp_rank = dp_rank
         self.clock = clock
         self.log = log
         self.status = Status.STARTING

@@ -46,14 +46,14 @@ class ServerGpus:
         """What other processes leave on the fullest of the GPUs; None when nobody looks."""
         return min((writer.free_bytes for writer in self._writers), default=None)
 
-    async def publish(self, pipeline: Pipeline, clock: Clock, ready_s: float) -> None:
-        """Say what the GPUs do, again and again, until cancelled."""
+    async def publish(self, pipelines: Sequence[Pipeline], clock: Clock, ready_s: float) -> None:
+        """Say what the GPUs of all replicas do, again and again, until cancelled."""
         if not self._writers:
             return
         interval_s = max(clock.wall_duration_s(PUBLISH_INTERVAL_S), MIN_PUBLISH_INTERVAL_S)
         while True:
             now_s = clock.now_s()
-            activities = pipeline.gpu_activity(now_s)
+            activities = [one for pipeline in pipelines for one in pipeline.gpu_activity(now_s)]
             for writer, activity in zip(self._writers, activities, strict=True):
                 writer.publish(activity, now_s - ready_s)
             await asyncio.sleep(interval_s)
