@@ -346,6 +346,9 @@ def test_a_full_queue_refuses(tmp_path: Path) -> None:
         assert (refused.status_code, "queue is full" in refused.text) == (503, True)
         (event,) = server.events("/generate", generate_body(1))
         assert event["error"]["code"] == 503
+        (event,) = server.events("/v1/completions", {"prompt": "x"})
+        assert (event["error"]["object"], event["error"]["code"]) == ("error", 503)
+        assert server.post("/v1/completions", {"prompt": "x"}).status_code == 503
         server.post("/abort_request", {"rid": "r1"})
         assert waiting.result()["meta_info"]["completion_tokens"] == 1
 

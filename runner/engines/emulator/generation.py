@@ -64,7 +64,7 @@ class Generation:
             jobs = await self._jobs(call)
         except RequestRefused as err:
             if is_stream:
-                return await _refuse_stream(request, err)
+                return await _refuse_stream(request, _generate_words(err))
             return json_response({"error": {"message": err.message}}, err.status)
         each = [times.copy() for _ in jobs]
         answers = [
@@ -94,12 +94,16 @@ class Generation:
 
     async def _openai(self, request: web.Request, *, is_chat: bool) -> web.StreamResponse:
         setup, times = self._server.setup, self._times()
+        is_stream = False
         try:
             body = await read_object(request)
+            is_stream = body.get("stream") is True
             call = chat_call(body, setup) if is_chat else completion_call(body, setup)
             options = self._usage_options(body)
             jobs = await self._jobs(call)
         except RequestRefused as err:
+            if is_stream and err.status != web.HTTPBadRequest.status_code:
+                return await _refuse_stream(request, _openai_words(err))
             return openai_error(err)
         model, created = str(body.get("model") or setup.model_name), int(self._server.date())
         choices = [
@@ -113,7 +117,6 @@ class Generation:
         answers = [make(choice, has_usage=options.always) for choice in choices]
         form = OpenAiForm(answers, prompt_tokens, cached_tokens, options)
         each = [times.copy() for _ in jobs]
-        is_stream = body.get("stream") is True
         return await self._serve(request, jobs, answers, each, form, is_stream=is_stream)
 
     async def _jobs(self, call: Call) -> Jobs:
@@ -195,14 +198,28 @@ def json_response(value: object, status: int = 200) -> web.Response:
 
 def openai_error(refused: RequestRefused) -> web.Response:
     """An error in the OpenAI routes' shape."""
-    kind = "BadRequest" if refused.status == web.HTTPBadRequest.status_code else str(refused.status)
-    return error_response(refused.message, kind, refused.status)
+    return json_response(_openai_words(refused), refused.status)
 
 
-def error_response(message: str, kind: str, status: int) -> web.Response:
+def _openai_words(refused: RequestRefused) -> dict[str, object]:
+    is_bad = refused.status == web.HTTPBadRequest.status_code
+    kind = "BadRequest" if is_bad else str(refused.status)
+    return error_words(refused.message, kind, refused.status)
+
+
+def error_words(message: str, kind: str, status: int) -> dict[str, object]:
     """An error in the words of OpenAI's interface."""
-    error = {"object": "error", "message": message, "type": kind, "param": None, "code": status}
-    return json_response(error, status)
+    return {"object": "error", "message": message, "type": kind, "param": None, "code": status}
+
+
+def _generate_words(refused: RequestRefused) -> dict[str, object]:
+    is_theirs = refused.status < web.HTTPInternalServerError.status_code
+    return {
+        "message": refused.message,
+        "type": "invalid_request_error" if is_theirs else "server_error",
+        "code": refused.status,
+        "retryable": not is_theirs,
+    }
 
 
 async def _open_stream(request: web.Request) -> web.StreamResponse:
@@ -212,15 +229,9 @@ async def _open_stream(request: web.Request) -> web.StreamResponse:
     return stream
 
 
-async def _refuse_stream(request: web.Request, refused: RequestRefused) -> web.StreamResponse:
+async def _refuse_stream(request: web.Request, error: dict[str, object]) -> web.StreamResponse:
     """SGLang has sent its 200 by then: the error is an event."""
     stream = await _open_stream(request)
-    error = {
-        "message": refused.message,
-        "type": "invalid_request_error" if refused.status < 500 else "server_error",  # noqa: PLR2004
-        "code": refused.status,
-        "retryable": refused.status >= 500,  # noqa: PLR2004
-    }
     transport = _transport(request)
     write_chunk(transport, b"data: " + encode({"error": error}) + b"\n\n")
     write_chunk(transport, DONE)

@@ -10,7 +10,7 @@ from aiohttp.typedefs import Middleware
 
 from runner.engines.emulator.generation import (
     Generation,
-    error_response,
+    error_words,
     json_response,
     openai_error,
     read_object,
@@ -240,7 +240,8 @@ def _guard(server: EmulatedServer) -> Middleware:
         try:
             return await handler(request)
         except web.HTTPException as err:
-            return error_response(str(err.reason), str(err.status), err.status)
+            words = error_words(str(err.reason), str(err.status), err.status)
+            return json_response(words, err.status)
 
     return guard
 
