@@ -68,6 +68,14 @@ def test_a_rank_names_only_dimensions_above_one(ranks: Ranks, prefix: str) -> No
     assert ranks.prefix(3, 5) == prefix
 
 
+def test_replicas_are_named_first(capture: Capture) -> None:
+    ranks = Ranks(pp_size=2, tp_size=1, ep_size=1, dp_size=2)
+    assert ranks.prefix(1, 0, 1) == " DP1 PP1"
+    capture.log.ranks = ranks
+    capture.log.of(1).write_stages("x")
+    assert capture.lines() == ["[DATE DP1 PP0] x", "[DATE DP1 PP1] x"]
+
+
 def test_lines_of_the_main_process_and_of_all_ranks(capture: Capture) -> None:
     capture.log.write("hello")
     capture.log.write_ranks("Init parallel begin.")
