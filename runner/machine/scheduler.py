@@ -55,6 +55,8 @@ class BatchReport(NamedTuple):
     queue: int
     cuda_graph: bool
     tokens_used: int
+    cached_tokens: int = 0  # of the prompts this prefill began
+    pending_tokens: int = 0  # of prompts left to prefill when it was put together
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +121,7 @@ class Batch:
     """
 
     __slots__ = (
+        "cached_tokens",
         "end_s",
         "gpu_s",
         "has_graph",
@@ -127,6 +130,7 @@ class Batch:
         "launch_s",
         "new_seqs",
         "noise",
+        "pending_tokens",
         "result_s",
         "running",
         "slot",
@@ -147,7 +151,7 @@ class Batch:
         self.gpu_s: tuple[float, ...] = ()
         self.launch_s: tuple[float, ...] = ()
         self.watts = self.slow = self.result_s = self.end_s = 0.0
-        self.noise = 0
+        self.noise = self.cached_tokens = self.pending_tokens = 0
 
 
 class Slot:
@@ -253,6 +257,8 @@ class Scheduler:
             queue=len(self.waiting),
             cuda_graph=batch.has_graph,
             tokens_used=self.kv_used,
+            cached_tokens=batch.cached_tokens,
+            pending_tokens=batch.pending_tokens,
         )
 
     def _admit(self, slot: Slot) -> Batch | None:
@@ -269,6 +275,7 @@ class Scheduler:
             return None
         is_refused = False
         promised = -1
+        cached = 0
         while self.waiting and budget > 0 and not is_refused:
             work = self.waiting[0]
             if promised < 0 and len(admitted) < allowed:
@@ -277,9 +284,13 @@ class Scheduler:
             if not is_refused:
                 self._take_row(self.waiting.popleft())
                 admitted.append(work)
+                cached += work.context
                 budget -= self._prefill(work, budget)
                 promised += work.to_come
         batch = self._prefill_batch(slot, admitted, limits.chunk_tokens - budget)
+        if batch is not None:
+            batch.cached_tokens = cached
+            batch.pending_tokens = self._pending_tokens()
         # A slot without requests never closes: nothing would ever open it again.
         if is_refused and (slot.running or (batch is not None and batch.works)):
             slot.is_closed = True
@@ -296,6 +307,11 @@ class Scheduler:
         batch.tokens = tokens
         batch.kv_tokens = sum(work.context for work in admitted)
         return batch
+
+    def _pending_tokens(self) -> int:
+        """Prompt tokens that wait, cached ones included, and what is left of the chunked prompt."""
+        chunk = 0 if self._chunked is None else self._chunked.to_prefill
+        return chunk + sum(work.context + work.to_prefill for work in self.waiting)
 
     def _take_row(self, work: Work) -> None:
         self.rows += 1

@@ -39,7 +39,8 @@ def start(tmp_path: Path) -> Iterator[Start]:
     [
         ("--no-such-flag 7", 2, "sglang serve: error: unrecognized arguments: --no-such-flag 7"),
         ("--profile nowhere", 2, "there is no hardware profile 'nowhere'"),
-        ("--dp-size 2", 1, "ValueError: dp_size 2 is not supported"),
+        ("--dp-size 0", 1, "ValueError: dp_size must be at least 1, got 0"),
+        ("--dp-size 2 --pp-size 2", -9, "torch.AcceleratorError: CUDA error: invalid device ord"),
         ("--attention-backend fa3", -9, "ValueError: Not supported by this model on this machine"),
         ("--mem-fraction-static 0.999", -9, "torch.OutOfMemoryError: CUDA out of memory."),
         ("--tp-size 2 --pp-size 2", -9, "torch.AcceleratorError: CUDA error: invalid device ord"),

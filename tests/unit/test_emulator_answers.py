@@ -13,12 +13,16 @@ from runner.engines.emulator.answers import (
     WORDS,
     Answer,
     ChatAnswer,
+    Choice,
     CompletionAnswer,
     GenerateAnswer,
     GenerateOptions,
+    Place,
     RequestTimes,
     UsageOptions,
 )
+from runner.engines.emulator.exchange import Part
+from runner.engines.emulator.forms import GenerateForm, OpenAiForm
 
 
 def events(raw: bytes) -> list[Any]:
@@ -36,17 +40,31 @@ def stream(answer: Answer, tokens: int) -> list[Any]:
 
 
 def generate(
-    *, has_text: bool = False, is_incremental: bool = False, cached_tokens: int = 0
+    *,
+    has_text: bool = False,
+    is_incremental: bool = False,
+    cached_tokens: int = 0,
+    index: int | None = None,
 ) -> GenerateAnswer:
     times = RequestTimes(received_date=1000.0, received_s=5.0)
     times.note(5.25)
     times.note(6.25)
     options = GenerateOptions(has_text, is_incremental, has_times=True)
-    return GenerateAnswer("r1", 16, cached_tokens, times, options)
+    return GenerateAnswer("r1", 16, cached_tokens, times, options, Place(index))
 
 
-def completion(at_end: bool = False, always: bool = False) -> CompletionAnswer:
-    return CompletionAnswer("r1", "m", 7, 3, UsageOptions(at_end, always))
+def completion(index: int = 0, *, has_usage: bool = False) -> CompletionAnswer:
+    return CompletionAnswer(Choice(f"r{index}", index, "m", 7, 3), has_usage=has_usage)
+
+
+def chat() -> ChatAnswer:
+    return ChatAnswer(Choice("r1", 0, "m", 7, 3), has_usage=False)
+
+
+def openai(
+    *answers: CompletionAnswer | ChatAnswer, at_end: bool = False, has_cached: bool = False
+) -> OpenAiForm:
+    return OpenAiForm(answers, 3, 2, UsageOptions(at_end=at_end, has_cached=has_cached))
 
 
 def test_generate_is_cumulative() -> None:
@@ -96,11 +114,20 @@ def test_generate_without_a_stream_says_the_same() -> None:
     assert document == stream(generate(has_text=True), 3)[-1]
 
 
+def test_generate_numbers_the_events_of_a_list_but_not_its_documents() -> None:
+    answer = generate(index=2)
+    assert [event["index"] for event in stream(answer, 3)] == [2, 2, 2]
+    form = GenerateForm([generate(index=0), generate(index=1)], is_list=True)
+    first, second = json.loads(form.document([Part(1, LENGTH), Part(2, LENGTH)]))
+    assert (first["output_ids"], second["output_ids"]) == ([871], [871, 208])
+    assert "index" not in first
+
+
 def test_an_aborted_request_says_so() -> None:
     (event,) = events(generate().event(0, ABORTED))
     assert event["output_ids"] == []
     assert event["meta_info"]["finish_reason"]["type"] == "abort"
-    assert json.loads(completion().document(2, ABORTED))["choices"][0]["finish_reason"] == "abort"
+    assert completion().choice(2, ABORTED)["finish_reason"] == "abort"
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 7, 256, 1001])
@@ -120,7 +147,8 @@ def test_completions_send_new_text_and_the_reason_last() -> None:
 
 
 def test_usage_comes_in_a_chunk_without_choices() -> None:
-    *_, last = stream(completion(at_end=True), 3)
+    assert openai(completion()).closing([Part(3, LENGTH)]) == b""
+    (last,) = events(openai(completion(), at_end=True).closing([Part(3, LENGTH)]))
     assert last["choices"] == []
     assert last["usage"] == {
         "prompt_tokens": 3,
@@ -130,29 +158,47 @@ def test_usage_comes_in_a_chunk_without_choices() -> None:
     }
 
 
+def test_usage_adds_up_and_says_what_was_cached_when_the_server_reports_it() -> None:
+    form = openai(completion(0), completion(1), at_end=True, has_cached=True)
+    (last,) = events(form.closing([Part(3, LENGTH), Part(4, LENGTH)]))
+    assert last["usage"]["completion_tokens"] == 7
+    assert last["usage"]["total_tokens"] == 10
+    assert last["usage"]["prompt_tokens_details"] == {"cached_tokens": 2}
+
+
 def test_usage_on_every_chunk_when_asked() -> None:
-    found = stream(completion(always=True), 3)
+    found = stream(completion(has_usage=True), 3)
     assert [event["usage"]["completion_tokens"] for event in found] == [1, 2, 3]
 
 
 def test_a_completion_without_a_stream() -> None:
-    document = json.loads(completion().document(2, LENGTH))
-    assert document["choices"][0]["text"] == " t871 t208"
-    assert document["usage"]["completion_tokens"] == 2
+    form = openai(completion(0), completion(1))
+    document = json.loads(form.document([Part(2, LENGTH), Part(1, LENGTH)]))
+    assert [choice["text"] for choice in document["choices"]] == [" t871 t208", " t871"]
+    assert [choice["index"] for choice in document["choices"]] == [0, 1]
+    assert document["usage"]["completion_tokens"] == 3
+    assert document["id"] == "r0"
 
 
 def test_chat_opens_with_the_role_and_closes_with_the_reason() -> None:
-    found = stream(ChatAnswer("r1", "m", 7, 3, UsageOptions(at_end=True)), 2)
-    deltas = [event["choices"][0]["delta"] for event in found[:-1]]
+    found = stream(chat(), 2)
+    deltas = [event["choices"][0]["delta"] for event in found]
     assert [delta["role"] for delta in deltas] == ["assistant", None, None, None]
     assert [delta["content"] for delta in deltas] == ["", " t871", " t208", None]
-    reasons = [event["choices"][0]["finish_reason"] for event in found[:-1]]
+    reasons = [event["choices"][0]["finish_reason"] for event in found]
     assert reasons == [None, None, None, "length"]
-    assert found[-1]["choices"] == []
-    assert found[-1]["usage"]["total_tokens"] == 5
+    (last,) = events(openai(chat(), at_end=True).closing([Part(2, LENGTH)]))
+    assert (last["choices"], last["object"]) == ([], "chat.completion.chunk")
+    assert last["usage"]["total_tokens"] == 5
+
+
+def test_an_aborted_chat_without_a_token_says_its_role_and_its_reason() -> None:
+    first, last = events(chat().event(0, ABORTED))
+    assert first["choices"][0]["delta"]["role"] == "assistant"
+    assert last["choices"][0]["finish_reason"] == "abort"
 
 
 def test_chat_without_a_stream() -> None:
-    document = json.loads(ChatAnswer("r1", "m", 7, 3, UsageOptions()).document(2, LENGTH))
+    document = json.loads(openai(chat()).document([Part(2, LENGTH)]))
     assert document["choices"][0]["message"]["content"] == " t871 t208"
     assert document["object"] == "chat.completion"

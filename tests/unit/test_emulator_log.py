@@ -42,7 +42,7 @@ def capture() -> Iterator[Capture]:
 def prefill(time_s: float, tokens: int = 16) -> BatchReport:
     return BatchReport(
         time_s, 0, is_prefill=True, new_seqs=2, new_tokens=tokens, running=1, queue=3,
-        cuda_graph=False, tokens_used=164,
+        cuda_graph=False, tokens_used=164, cached_tokens=30, pending_tokens=48,
     )  # fmt: skip
 
 
@@ -68,6 +68,14 @@ def test_a_rank_names_only_dimensions_above_one(ranks: Ranks, prefix: str) -> No
     assert ranks.prefix(3, 5) == prefix
 
 
+def test_replicas_are_named_first(capture: Capture) -> None:
+    ranks = Ranks(pp_size=2, tp_size=1, ep_size=1, dp_size=2)
+    assert ranks.prefix(1, 0, 1) == " DP1 PP1"
+    capture.log.ranks = ranks
+    capture.log.of(1).write_stages("x")
+    assert capture.lines() == ["[DATE DP1 PP0] x", "[DATE DP1 PP1] x"]
+
+
 def test_lines_of_the_main_process_and_of_all_ranks(capture: Capture) -> None:
     capture.log.write("hello")
     capture.log.write_ranks("Init parallel begin.")
@@ -84,12 +92,13 @@ def test_a_prefill_line(capture: Capture) -> None:
     batches = BatchLog(capture.log, 40, 8192, "cpu")
     batches.start(10.0)
     batches.record(prefill(12.0))
-    (line,) = capture.lines()
-    assert line == (
-        "[DATE PP0] Prefill batch, #new-seq: 2, #new-token: 16, #cached-token: 0, token usage: "
-        "0.02, #running-req: 1, #queue-req: 3, #pending-token: 0, cpu graph: False, "
+    first, second = capture.lines()
+    assert first == (
+        "[DATE PP0] Prefill batch, #new-seq: 2, #new-token: 16, #cached-token: 30, token usage: "
+        "0.02, #running-req: 1, #queue-req: 3, #pending-token: 48, cpu graph: False, "
         "input throughput (token/s): 8.00"
     )
+    assert second == first.replace("PP0", "PP1")
 
 
 def test_a_decode_line_counts_the_tokens_since_the_line_before(capture: Capture) -> None:
@@ -97,7 +106,8 @@ def test_a_decode_line_counts_the_tokens_since_the_line_before(capture: Capture)
     batches.start(10.0)
     for number, running in enumerate((4, 3, 2, 1), start=1):
         batches.record(decode(10.0 + number, running))
-    first, second = capture.lines()
+    first, other_stage, second, _ = capture.lines()
+    assert other_stage == first.replace("PP0", "PP1")
     assert first == (
         "[DATE PP0] Decode batch, #running-req: 3, #token: 819, token usage: 0.10, cuda graph: "
         "True, gen throughput (token/s): 3.50, #queue-req: 12"
@@ -112,7 +122,7 @@ def test_only_decodes_count_towards_the_interval(capture: Capture) -> None:
     batches.record(prefill(2.0))
     batches.record(prefill(3.0))
     batches.record(decode(4.0))
-    kinds = [line.split()[2] for line in capture.lines()]
+    kinds = [line.split()[2] for line in capture.lines() if "PP0" in line]
     assert kinds == ["Prefill", "Prefill", "Decode"]
 
 

@@ -13,6 +13,7 @@ from runner.engines.emulator.answers import (
     Answer,
     GenerateAnswer,
     GenerateOptions,
+    Place,
     RequestTimes,
 )
 from runner.engines.emulator.faults.active import ActiveFaults
@@ -38,6 +39,9 @@ class Sink:
 
     tokens: list[int] = field(default_factory=list)
 
+    def prepare(self, completion_tokens: int, *, is_last: bool) -> None:
+        del completion_tokens, is_last
+
     def deliver(self, completion_tokens: int, now_s: float, *, is_last: bool) -> None:
         del now_s, is_last
         self.tokens.append(completion_tokens)
@@ -45,7 +49,7 @@ class Sink:
 
 def generate_answer(*, is_incremental: bool = False) -> GenerateAnswer:
     options = GenerateOptions(has_text=True, is_incremental=is_incremental, has_times=False)
-    return GenerateAnswer("r", 4, 0, RequestTimes(0.0, 0.0), options)
+    return GenerateAnswer("r", 4, 0, RequestTimes(0.0, 0.0), options, Place())
 
 
 def client_reads(answer: Answer, tokens: int) -> Reply:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from runner.clock import Clock
+from runner.engines.emulator.lateness import Lateness
 from runner.engines.emulator.pace import Pace
 from runner.engines.emulator.serving import Demand, Serving
 from runner.machine.profile import load_profile
@@ -23,10 +24,15 @@ class Sink:
     """Keeps what it is given."""
 
     clock: Clock
+    announced: list[int] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     read_s: list[float] = field(default_factory=list)
     began: asyncio.Event = field(default_factory=asyncio.Event)
     ended: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def prepare(self, completion_tokens: int, *, is_last: bool) -> None:
+        assert not is_last or not self.ended.is_set()
+        self.announced.append(completion_tokens)
 
     def deliver(self, completion_tokens: int, now_s: float, *, is_last: bool) -> None:
         assert now_s <= self.clock.now_s()
@@ -43,9 +49,10 @@ class Bench:
     def __init__(self) -> None:
         self.clock = Clock(SCALE)
         self.batches: list[BatchReport] = []
-        self.late_s: list[float] = []
+        self.lines: list[str] = []
         pipeline = Pipeline(load_profile("cpu-blocking-pp2"), SHAPE, 1, self.clock.now_s())
-        self.serving = Serving(pipeline, self.clock, self.batches.append, self.late_s.append)
+        lateness = Lateness(SCALE, self.lines.append)
+        self.serving = Serving(pipeline, self.clock, self.batches.append, lateness)
 
     def sink(self) -> Sink:
         return Sink(self.clock)
@@ -70,7 +77,7 @@ def test_every_token_comes_once_and_in_order() -> None:
             bench.serving.submit(Demand(16, 10 + number), sink)
         for number, sink in enumerate(sinks):
             await sink.ended.wait()
-            assert sink.tokens == list(range(1, 11 + number))
+            assert sink.tokens == sink.announced == list(range(1, 11 + number))
             assert sink.read_s == sorted(sink.read_s)
         assert bench.serving.is_idle
         decoded = sum(batch.running for batch in bench.batches if not batch.is_prefill)
@@ -143,7 +150,9 @@ def test_a_server_that_was_held_up_says_how_late_it_is() -> None:
         await sink.began.wait()
         Clock().sleep(0.05)  # the loop stands still, as on a machine without a free core
         await sink.ended.wait()
-        assert max(bench.late_s) > 0.01
+        behind, *_, caught_up = bench.lines
+        assert "behind its schedule by" in behind
+        assert caught_up == "The emulation has caught up with its schedule."
         assert sink.tokens == list(range(1, 501))
 
     run(body)

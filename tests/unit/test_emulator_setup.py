@@ -87,7 +87,7 @@ def test_no_chunks_means_the_prefill_limit() -> None:
     [
         ("--pp-max-micro-batch-size 0", "pp_max_micro_batch_size must be at least 1, got 0"),
         ("--pp-async-batch-depth -1", "pp_async_batch_depth must be non-negative, got -1"),
-        ("--dp 2", "dp_size 2 is not supported"),
+        ("--dp 2 --enable-dp-attention", "enable_dp_attention is not supported"),
         ("--chunked-prefill-size 100 --page-size 64", "must be divisible by page_size 64"),
     ],
 )

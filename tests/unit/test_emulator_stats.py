@@ -32,7 +32,7 @@ def test_graph_passes_and_tokens_are_counted_by_mode() -> None:
 def test_every_stage_exports_the_same_scheduler_numbers() -> None:
     stats = Stats()
     stats.record_batch(batch(is_prefill=False, running=3))
-    text = render(stats, [Gauge("sglang:num_running_reqs", 3)], "m", pp_size=2)
+    text = render([(stats, [Gauge("sglang:num_running_reqs", 3)])], "m", pp_size=2)
     label = 'engine_type="unified",{}model_name="m",moe_ep_rank="0",pp_rank="{}",tp_rank="0"'
     gauge = samples(text, "sglang:num_running_reqs")
     assert gauge == {"{" + label.format("", rank) + "}": 3.0 for rank in (0, 1)}
@@ -45,7 +45,7 @@ def test_requests_are_split_by_streaming() -> None:
     stats = Stats()
     stats.requests["true"] += 2
     stats.requests["false"] += 1
-    found = samples(render(stats, [], "m", 1), "sglang:num_requests_total")
+    found = samples(render([(stats, [])], "m", 1), "sglang:num_requests_total")
     assert list(found.values()) == [1.0, 2.0]
     assert all('is_streaming="' in labels for labels in found)
 
@@ -61,6 +61,18 @@ def test_a_histogram_is_cumulative() -> None:
         "h_count{} 4.0",
         "h_sum{} 12.0",
     ]
+
+
+def test_replicas_are_told_apart_where_schedulers_count_and_added_up_elsewhere() -> None:
+    first, second = Stats(), Stats()
+    for stats, count in ((first, 2), (second, 3)):
+        stats.requests["true"] += count
+        stats.ttft_s.observe(count)
+    text = render([(s, [Gauge("sglang:page_size", 1)]) for s in (first, second)], "m", 1)
+    gauge = samples(text, "sglang:page_size")
+    assert ['dp_rank="0"' in labels for labels in gauge] == [True, False]
+    assert list(samples(text, "sglang:num_requests_total").values()) == [5.0]
+    assert list(samples(text, "sglang:time_to_first_token_seconds_sum").values()) == [5.0]
 
 
 def test_a_prompt_is_cached_but_for_its_last_token_until_a_flush() -> None:

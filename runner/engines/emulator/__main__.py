@@ -61,7 +61,7 @@ def _serve(flags: Flags, profile: Profile) -> int:
         create_machine(flags.gpu_folder, profile)
     clock = Clock(flags.time_scale)
     shape = setup.shape
-    log = ServerLog(Ranks(shape.pp_size, shape.tp_size, shape.ep_size))
+    log = ServerLog(Ranks(shape.pp_size, shape.tp_size, shape.ep_size, setup.dp_size))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     gpus = ServerGpus(flags.gpu_folder, visible, profile.gpus)
     Startup(setup, clock, log, gpus).run()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 WORDS = (871, 208)
@@ -47,6 +47,10 @@ class RequestTimes:
     first_token_s: float | None = None
     last_token_s: float | None = None
 
+    def copy(self) -> RequestTimes:
+        """Another request of the same call."""
+        return replace(self)
+
     def note(self, now_s: float) -> None:
         """A token leaves now."""
         if self.first_token_s is None:
@@ -69,10 +73,6 @@ class Answer(Protocol):
         """What a stream sends once the request has `tokens` tokens; `finish` on the last."""
         ...
 
-    def document(self, tokens: int, finish: Finish) -> bytes:
-        """What is sent without a stream."""
-        ...
-
 
 def output_ids(tokens: int) -> bytes:
     """The first `tokens` ids, separated by commas."""
@@ -89,6 +89,14 @@ def encode(value: object) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode()
 
 
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where an answer comes from: its number in a list, and its replica where there are several."""
+
+    index: int | None = None
+    dp_rank: int | None = None
+
+
 class GenerateAnswer:
     """/generate: cumulative ids (and text, with a tokenizer), or the new ones only."""
 
@@ -99,7 +107,9 @@ class GenerateAnswer:
         cached_tokens: int,
         times: RequestTimes,
         options: GenerateOptions,
+        place: Place,
     ) -> None:
+        self._end = b"}" if place.index is None else b',"index":%d}' % place.index
         self._times = times
         self._options = options
         self._sent = 0
@@ -114,7 +124,7 @@ class GenerateAnswer:
             "completion_tokens": 0,
             "cached_tokens": cached_tokens,
             "cached_tokens_details": cached,
-            "dp_rank": None,
+            "dp_rank": place.dp_rank,
         }
         before, self._after = encode(self._meta).split(b'"completion_tokens":0')
         self._middle = b'],"meta_info":' + before + b'"completion_tokens":'
@@ -125,15 +135,18 @@ class GenerateAnswer:
         self._sent = tokens
         if finish is not None or is_first:
             meta = encode(self._full_meta(tokens, finish))
-            return b'data: %b],"meta_info":%b}\n\n' % (self._output(start, tokens), meta)
-        return b"data: %b%b%d%b}\n\n" % (
+            output = self._output(start, tokens)
+            return b'data: %b],"meta_info":%b%b\n\n' % (output, meta, self._end)
+        return b"data: %b%b%d%b%b\n\n" % (
             self._output(start, tokens),
             self._middle,
             tokens,
             self._after,
+            self._end,
         )
 
     def document(self, tokens: int, finish: Finish) -> bytes:
+        """What is sent without a stream."""
         meta = encode(self._full_meta(tokens, finish))
         return b'%b],"meta_info":%b}' % (self._output(0, tokens), meta)
 
@@ -175,10 +188,22 @@ class GenerateOptions:
 
 @dataclass(frozen=True, slots=True)
 class UsageOptions:
-    """What `stream_options` asks for."""
+    """What `stream_options` asks for, and whether the server reports what it had cached."""
 
     at_end: bool = False
     always: bool = False
+    has_cached: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Which of its call's continuations an answer is, and what all of them share."""
+
+    request_id: str
+    index: int
+    model: str
+    created: int
+    prompt_tokens: int
 
 
 def usage(prompt_tokens: int, tokens: int) -> dict[str, object]:
@@ -194,65 +219,67 @@ def usage(prompt_tokens: int, tokens: int) -> dict[str, object]:
 class CompletionAnswer:
     """/v1/completions: each chunk carries the new text only."""
 
-    def __init__(
-        self, request_id: str, model: str, created: int, prompt_tokens: int, options: UsageOptions
-    ) -> None:
-        self._prompt_tokens = prompt_tokens
-        self._options = options
+    def __init__(self, choice: Choice, *, has_usage: bool) -> None:
+        self._choice = choice
+        self._has_usage = has_usage
         self._sent = 0
         self._head: dict[str, object] = {
-            "id": request_id,
+            "id": choice.request_id,
             "object": "text_completion",
-            "created": created,
-            "model": model,
+            "created": choice.created,
+            "model": choice.model,
         }
-        self._before = b"data: " + encode(self._head)[:-1]
+        self._before = b"data: %b," % encode(self._head)[:-1]
+        self._open = b'%b"choices":[{"index":%d,"text":"' % (self._before, choice.index)
 
     def event(self, tokens: int, finish: Finish | None) -> bytes:
         text = output_text(tokens)[self._sent * _TEXT_WIDTH :]
         self._sent = tokens
-        event = (
-            b'%b,"choices":[{"index":0,"text":"%b","logprobs":null,"finish_reason":%b,'
-            b'"matched_stop":null}],"usage":%b}\n\n'
-        ) % (self._before, text, _reason(finish), self._usage(tokens))
-        if finish is not None and self._options.at_end:
-            event += self._closing(tokens)
-        return event
+        counts = b"null"
+        if self._has_usage:
+            counts = encode(usage(self._choice.prompt_tokens, tokens))
+        return (
+            b'%b%b","logprobs":null,"finish_reason":%b,"matched_stop":null}],"usage":%b}\n\n'
+        ) % (self._open, text, _reason(finish), counts)
 
-    def document(self, tokens: int, finish: Finish) -> bytes:
-        choice = {
-            "index": 0,
+    def usage_event(self, counts: dict[str, object]) -> bytes:
+        """The chunk without choices that counts a stream's tokens."""
+        return b'%b"choices":[],"usage":%b}\n\n' % (self._before, encode(counts))
+
+    def choice(self, tokens: int, finish: Finish) -> dict[str, object]:
+        """The whole continuation, without a stream."""
+        return {
+            "index": self._choice.index,
             "text": output_text(tokens).decode(),
             "logprobs": None,
             "finish_reason": finish.kind,
             "matched_stop": None,
         }
-        counts = {**usage(self._prompt_tokens, tokens), "prompt_tokens_details": None}
+
+    def document(self, choices: list[dict[str, object]], counts: dict[str, object]) -> bytes:
+        """What is sent without a stream."""
         metadata = {"weight_version": "default"}
-        return encode({**self._head, "choices": [choice], "usage": counts, "metadata": metadata})
-
-    def _usage(self, tokens: int) -> bytes:
-        return encode(usage(self._prompt_tokens, tokens)) if self._options.always else b"null"
-
-    def _closing(self, tokens: int) -> bytes:
-        counts = encode(usage(self._prompt_tokens, tokens))
-        return b'%b,"choices":[],"usage":%b}\n\n' % (self._before, counts)
+        return encode({**self._head, "choices": choices, "usage": counts, "metadata": metadata})
 
 
 class ChatAnswer:
     """/v1/chat/completions: first the role, then new text, then the reason, in chunks each."""
 
-    def __init__(
-        self, request_id: str, model: str, created: int, prompt_tokens: int, options: UsageOptions
-    ) -> None:
-        self._prompt_tokens = prompt_tokens
-        self._options = options
+    def __init__(self, choice: Choice, *, has_usage: bool) -> None:
+        self._choice = choice
+        self._has_usage = has_usage
         self._sent = 0
-        self._head: dict[str, object] = {"id": request_id, "created": created, "model": model}
+        self._has_role = False
+        self._head: dict[str, object] = {
+            "id": choice.request_id,
+            "created": choice.created,
+            "model": choice.model,
+        }
 
     def event(self, tokens: int, finish: Finish | None) -> bytes:
         events = []
-        if self._sent == 0:
+        if not self._has_role:
+            self._has_role = True
             events.append(self._chunk({"role": "assistant", "content": ""}, 0))
         text = output_text(tokens)[self._sent * _TEXT_WIDTH :]
         if text:
@@ -260,33 +287,38 @@ class ChatAnswer:
         self._sent = tokens
         if finish is not None:
             events.append(self._chunk({"role": None, "content": None}, tokens, finish.kind))
-            if self._options.at_end:
-                events.append(self._event([], usage(self._prompt_tokens, tokens)))
         return b"".join(events)
 
-    def document(self, tokens: int, finish: Finish) -> bytes:
+    def usage_event(self, counts: dict[str, object]) -> bytes:
+        """The chunk without choices that counts a stream's tokens."""
+        return self._event([], counts)
+
+    def choice(self, tokens: int, finish: Finish) -> dict[str, object]:
+        """The whole continuation, without a stream."""
         message = {"role": "assistant", "content": output_text(tokens).decode()}
-        choice = {
-            "index": 0,
+        return {
+            "index": self._choice.index,
             "message": {**message, "reasoning_content": None, "tool_calls": None},
             "logprobs": None,
             "finish_reason": finish.kind,
             "matched_stop": None,
         }
+
+    def document(self, choices: list[dict[str, object]], counts: dict[str, object]) -> bytes:
+        """What is sent without a stream."""
+        metadata = {"weight_version": "default"}
         head = {**self._head, "object": "chat.completion"}
-        counts = {**usage(self._prompt_tokens, tokens), "prompt_tokens_details": None}
-        return encode({**head, "choices": [choice], "usage": counts})
+        return encode({**head, "choices": choices, "usage": counts, "metadata": metadata})
 
     def _chunk(self, delta: Mapping[str, object], tokens: int, reason: str | None = None) -> bytes:
-        delta = {**delta, "reasoning_content": None, "tool_calls": None}
         choice = {
-            "index": 0,
-            "delta": delta,
+            "index": self._choice.index,
+            "delta": {**delta, "reasoning_content": None, "tool_calls": None},
             "logprobs": None,
             "finish_reason": reason,
             "matched_stop": None,
         }
-        counts = usage(self._prompt_tokens, tokens) if self._options.always else None
+        counts = usage(self._choice.prompt_tokens, tokens) if self._has_usage else None
         return self._event([choice], counts)
 
     def _event(self, choices: list[object], counts: dict[str, object] | None) -> bytes:

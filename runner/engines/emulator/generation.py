@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
-import uuid
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Sequence
 from functools import partial
+from itertools import cycle
 from typing import Any, TypeAlias
 
 from aiohttp import web
@@ -16,14 +15,18 @@ from runner.engines.emulator.answers import (
     DONE,
     Answer,
     ChatAnswer,
+    Choice,
     CompletionAnswer,
     GenerateAnswer,
+    Place,
     RequestTimes,
     UsageOptions,
     encode,
 )
-from runner.engines.emulator.info import max_input_tokens
-from runner.engines.emulator.reply import Reply, write_chunk
+from runner.engines.emulator.calls import Body, Call, chat_call, completion_call, generate_call
+from runner.engines.emulator.exchange import Exchange, Form, write_chunk
+from runner.engines.emulator.forms import GenerateForm, OpenAiForm
+from runner.engines.emulator.reply import Reply
 from runner.engines.emulator.server import (
     DOCUMENT_ABORT_DELAY_S,
     STREAM_ABORT_DELAY_S,
@@ -33,50 +36,53 @@ from runner.engines.emulator.server import (
 )
 from runner.engines.emulator.serving import Demand
 
-Body: TypeAlias = Mapping[str, Any]
-GENERATE_DEFAULT_TOKENS = 128
-COMPLETION_DEFAULT_TOKENS = 16
-TEMPLATE_TOKENS = 4
 STREAM_HEADERS = {"Content-Type": "text/event-stream; charset=utf-8", "Cache-Control": "no-cache"}
 
 
-@dataclass(frozen=True, slots=True)
-class Prompt:
-    """What was sent to be continued: a hash of its content, and its length."""
-
-    content: int
-    tokens: int
+Jobs: TypeAlias = list[tuple[EmulatedServer, Job]]
 
 
 class Generation:
-    """Serves the three routes of one server."""
+    """Serves the three routes of one port; replicas behind it take requests in turn."""
 
-    def __init__(self, server: EmulatedServer) -> None:
-        self._server = server
+    def __init__(self, servers: Sequence[EmulatedServer]) -> None:
+        self._server = servers[0]
+        self._has_replicas = len(servers) > 1
+        self._turns = cycle(servers)
 
     async def generate(self, request: web.Request) -> web.StreamResponse:
         """SGLang's own route."""
+        setup = self._server.setup
         try:
             body = await read_object(request)
         except RequestRefused as err:
             return openai_error(err)
         is_stream = body.get("stream") is True
+        times = self._times()
         try:
-            job = self._generate_job(body)
+            call = generate_call(body, setup)
+            jobs = await self._jobs(call)
         except RequestRefused as err:
             if is_stream:
-                return await _refuse_stream(request, err)
+                return await _refuse_stream(request, _generate_words(err))
             return json_response({"error": {"message": err.message}}, err.status)
-        server = self._server
-        times = RequestTimes(server.date(), server.clock.now_s())
-        answer = GenerateAnswer(
-            job.request_id,
-            job.demand.prompt_tokens,
-            job.demand.cached_tokens,
-            times,
-            server.setup.generate_options,
-        )
-        return await self._serve(request, job, answer, times, is_stream=is_stream)
+        each = [times.copy() for _ in jobs]
+        answers = [
+            GenerateAnswer(
+                job.request_id,
+                job.demand.prompt_tokens,
+                job.demand.cached_tokens,
+                times,
+                setup.generate_options,
+                Place(
+                    index if call.is_list else None,
+                    server.dp_rank if self._has_replicas else None,
+                ),
+            )
+            for index, ((server, job), times) in enumerate(zip(jobs, each, strict=True))
+        ]
+        form = GenerateForm(answers, is_list=call.is_list)
+        return await self._serve(request, jobs, answers, each, form, is_stream=is_stream)
 
     async def complete(self, request: web.Request) -> web.StreamResponse:
         """OpenAI's text completions."""
@@ -87,126 +93,93 @@ class Generation:
         return await self._openai(request, is_chat=True)
 
     async def _openai(self, request: web.Request, *, is_chat: bool) -> web.StreamResponse:
+        setup, times = self._server.setup, self._times()
+        is_stream = False
         try:
             body = await read_object(request)
-            job = self._chat_job(body) if is_chat else self._completion_job(body)
+            is_stream = body.get("stream") is True
+            call = chat_call(body, setup) if is_chat else completion_call(body, setup)
             options = self._usage_options(body)
+            jobs = await self._jobs(call)
         except RequestRefused as err:
+            if is_stream and err.status != web.HTTPBadRequest.status_code:
+                return await _refuse_stream(request, _openai_words(err))
             return openai_error(err)
-        server = self._server
+        model, created = str(body.get("model") or setup.model_name), int(self._server.date())
+        choices = [
+            Choice(job.request_id, index, model, created, job.demand.prompt_tokens)
+            for index, (_, job) in enumerate(jobs)
+        ]
+        firsts = [job for _, job in jobs[:: call.samples]]
+        prompt_tokens = sum(job.demand.prompt_tokens for job in firsts)
+        cached_tokens = sum(job.demand.cached_tokens for job in firsts)
         make = ChatAnswer if is_chat else CompletionAnswer
-        model = str(body.get("model") or server.setup.model_name)
-        created = int(server.date())
-        answer = make(job.request_id, model, created, job.demand.prompt_tokens, options)
-        times = RequestTimes(server.date(), server.clock.now_s())
-        is_stream = body.get("stream") is True
-        return await self._serve(request, job, answer, times, is_stream=is_stream)
+        answers = [make(choice, has_usage=options.always) for choice in choices]
+        form = OpenAiForm(answers, prompt_tokens, cached_tokens, options)
+        each = [times.copy() for _ in jobs]
+        return await self._serve(request, jobs, answers, each, form, is_stream=is_stream)
+
+    async def _jobs(self, call: Call) -> Jobs:
+        """What a call comes to; the prompt of several samples is prefilled first, as in SGLang."""
+        await self._server.wait_resumed()
+        servers = [next(self._turns) for _ in call.request_ids]
+        for server, request_id in zip(servers, call.request_ids, strict=True):
+            server.check_room(request_id)
+        if call.samples > 1:
+            for ask in call.asks:
+                await next(self._turns).prefill(ask.prompt.content, ask.prompt.tokens)
+        jobs = []
+        asks = [ask for ask in call.asks for _ in range(call.samples)]
+        for server, request_id, ask in zip(servers, call.request_ids, asks, strict=True):
+            prompt = ask.prompt
+            cached = server.find_cached(prompt.content, prompt.tokens)
+            demand = Demand(prompt.tokens, ask.wanted, cached)
+            jobs.append((server, Job(request_id, prompt.content, demand)))
+        return jobs
 
     async def _serve(
         self,
         request: web.Request,
-        job: Job,
-        answer: Answer,
-        times: RequestTimes,
+        jobs: Jobs,
+        answers: Sequence[Answer],
+        times: Sequence[RequestTimes],
+        form: Form,
         *,
         is_stream: bool,
     ) -> web.StreamResponse:
-        server = self._server
         stream = await _open_stream(request) if is_stream else None
-        reply = Reply(
-            server.faults.answer(answer, job.demand),
-            times,
-            _transport(request) if stream is not None else None,
-            server.setup.whole("stream_interval"),
-            partial(server.on_end, job.request_id),
-        )
-        server.submit(job, reply)
+        transport = _transport(request) if stream is not None else None
+        first_server, first_job = jobs[0]
+        form = first_server.faults.form(form, first_job.demand)
+        exchange = Exchange(form, len(jobs), transport)
+        interval = self._server.setup.whole("stream_interval")
+        for index, (server, job) in enumerate(jobs):
+            on_end = partial(server.on_end, job.request_id)
+            answer = server.faults.answer(answers[index], job.demand)
+            reply = Reply(answer, times[index], exchange, index, interval, on_end)
+            server.submit(job, reply)
         try:
-            document = await reply.done
+            document = await exchange.done
         except asyncio.CancelledError:
             delay_s = STREAM_ABORT_DELAY_S if is_stream else DOCUMENT_ABORT_DELAY_S
-            server.forget(job.request_id, delay_s)
+            for server, job in jobs:
+                server.forget(job.request_id, delay_s)
             raise
         return stream or web.Response(body=document, content_type="application/json")
 
-    def _generate_job(self, body: Body) -> Job:
-        sampling = body.get("sampling_params") or {}
-        if not isinstance(sampling, dict):
-            raise RequestRefused("sampling_params must be an object.")
-        ids, text = body.get("input_ids"), body.get("text")
-        if (ids is None) == (text is None):
-            raise RequestRefused("Either text or input_ids should be provided, and not both.")
-        prompt = _text_prompt(text) if ids is None else _ids_prompt(ids)
-        if ids is None and not self._server.setup.has_tokenizer:
-            raise RequestRefused(
-                "The engine initialized with skip_tokenizer_init=True cannot accept text prompts. "
-                "Please provide input_ids or re-initialize the engine with "
-                "skip_tokenizer_init=False."
-            )
-        wanted = _count(sampling, "max_new_tokens", GENERATE_DEFAULT_TOKENS)
-        if wanted < 0:
-            raise RequestRefused(f"max_new_tokens must be at least 0, got {wanted}.")
-        if sampling.get("n") not in {None, 1}:
-            raise RequestRefused("n > 1 is not supported by the emulated server.")
-        return self._job(body, prompt, wanted)
-
-    def _completion_job(self, body: Body) -> Job:
-        self._check_openai(body)
-        prompt = body.get("prompt")
-        found = _ids_prompt(prompt) if isinstance(prompt, list) else _text_prompt(prompt)
-        wanted = _count(body, "max_tokens", COMPLETION_DEFAULT_TOKENS)
-        return self._job(body, found, _positive("max_tokens", wanted))
-
-    def _chat_job(self, body: Body) -> Job:
-        self._check_openai(body)
-        messages = body.get("messages")
-        if not isinstance(messages, list) or not messages:
-            raise RequestRefused("Messages cannot be empty.")
-        prompt = _chat_prompt(messages)
-        name = "max_completion_tokens" if "max_completion_tokens" in body else "max_tokens"
-        rest = max(1, max_input_tokens(self._server.setup) - prompt.tokens)
-        return self._job(body, prompt, _positive(name, _count(body, name, rest)))
-
-    def _job(self, body: Body, prompt: Prompt, wanted: int) -> Job:
-        server, context = self._server, self._server.setup.context_len
-        request_id = body.get("rid") or uuid.uuid4().hex
-        if not isinstance(request_id, str):
-            raise RequestRefused("rid must be a string; batches are not emulated.")
-        if prompt.tokens > max_input_tokens(server.setup):
-            raise RequestRefused(
-                f"The input ({prompt.tokens} tokens) is longer than the model's context length "
-                f"({max_input_tokens(server.setup)} tokens)."
-            )
-        if prompt.tokens + wanted > context:
-            raise RequestRefused(
-                "Requested token count exceeds the model's maximum context length of "
-                f"{context} tokens. You requested a total of {prompt.tokens + wanted} tokens: "
-                f"{prompt.tokens} tokens from the input messages and {wanted} tokens for the "
-                "completion."
-            )
-        server.check_room(request_id)
-        room = max_input_tokens(server.setup) - prompt.tokens + 1
-        cached = server.find_cached(prompt.content, prompt.tokens)
-        demand = Demand(prompt.tokens, max(1, min(wanted, room)), cached)
-        return Job(request_id, prompt.content, demand)
-
-    def _check_openai(self, body: Body) -> None:
-        if not self._server.setup.has_tokenizer:
-            raise RequestRefused(
-                "The OpenAI routes need a tokenizer; the engine was started with "
-                "skip_tokenizer_init=True."
-            )
-        if body.get("n") not in {None, 1}:
-            raise RequestRefused("n > 1 is not supported by the emulated server.")
+    def _times(self) -> RequestTimes:
+        return RequestTimes(self._server.date(), self._server.clock.now_s())
 
     def _usage_options(self, body: Body) -> UsageOptions:
         options = body.get("stream_options") or {}
         if not isinstance(options, dict):
             raise RequestRefused("stream_options must be an object.")
-        default = self._server.setup.args["stream_response_default_include_usage"]
+        args = self._server.setup.args
+        default = bool(args["stream_response_default_include_usage"])
         return UsageOptions(
-            at_end=bool(options.get("include_usage", default)),
+            at_end=bool(options.get("include_usage")) or default,
             always=bool(options.get("continuous_usage_stats", False)),
+            has_cached=bool(args["enable_cache_report"]),
         )
 
 
@@ -228,14 +201,28 @@ def json_response(value: object, status: int = 200) -> web.Response:
 
 def openai_error(refused: RequestRefused) -> web.Response:
     """An error in the OpenAI routes' shape."""
-    error = {
-        "object": "error",
+    return json_response(_openai_words(refused), refused.status)
+
+
+def _openai_words(refused: RequestRefused) -> dict[str, object]:
+    is_bad = refused.status == web.HTTPBadRequest.status_code
+    kind = "BadRequest" if is_bad else str(refused.status)
+    return error_words(refused.message, kind, refused.status)
+
+
+def error_words(message: str, kind: str, status: int) -> dict[str, object]:
+    """An error in the words of OpenAI's interface."""
+    return {"object": "error", "message": message, "type": kind, "param": None, "code": status}
+
+
+def _generate_words(refused: RequestRefused) -> dict[str, object]:
+    is_theirs = refused.status < web.HTTPInternalServerError.status_code
+    return {
         "message": refused.message,
-        "type": "BadRequest" if refused.status == web.HTTPBadRequest.status_code else "Error",
-        "param": None,
+        "type": "invalid_request_error" if is_theirs else "server_error",
         "code": refused.status,
+        "retryable": not is_theirs,
     }
-    return json_response(error, refused.status)
 
 
 async def _open_stream(request: web.Request) -> web.StreamResponse:
@@ -245,15 +232,9 @@ async def _open_stream(request: web.Request) -> web.StreamResponse:
     return stream
 
 
-async def _refuse_stream(request: web.Request, refused: RequestRefused) -> web.StreamResponse:
+async def _refuse_stream(request: web.Request, error: dict[str, object]) -> web.StreamResponse:
     """SGLang has sent its 200 by then: the error is an event."""
     stream = await _open_stream(request)
-    error = {
-        "message": refused.message,
-        "type": "invalid_request_error" if refused.status < 500 else "server_error",  # noqa: PLR2004
-        "code": refused.status,
-        "retryable": refused.status >= 500,  # noqa: PLR2004
-    }
     transport = _transport(request)
     write_chunk(transport, b"data: " + encode({"error": error}) + b"\n\n")
     write_chunk(transport, DONE)
@@ -265,41 +246,3 @@ def _transport(request: web.Request) -> asyncio.WriteTransport:
     if transport is None:
         raise web.HTTPServiceUnavailable  # the client is gone
     return transport
-
-
-def _ids_prompt(ids: object) -> Prompt:
-    if not isinstance(ids, list) or not ids:
-        raise RequestRefused("input_ids must be a list of at least one token id.")
-    if not all(type(token) is int and token >= 0 for token in ids):
-        raise RequestRefused("input_ids must be whole numbers; batches are not emulated.")
-    return Prompt(hash(tuple(ids)), len(ids))
-
-
-def _text_prompt(text: object) -> Prompt:
-    """A word is a token."""
-    if not isinstance(text, str):
-        raise RequestRefused("The prompt must be one text; batches are not emulated.")
-    return Prompt(hash(text), max(1, len(text.split())))
-
-
-def _chat_prompt(messages: list[object]) -> Prompt:
-    """The words, and what a chat template adds to each message."""
-    contents = [message.get("content") for message in messages if isinstance(message, dict)]
-    texts = [text if isinstance(text, str) else json.dumps(text) for text in contents]
-    words = sum(len(text.split()) for text in texts)
-    return Prompt(hash(json.dumps(messages)), words + TEMPLATE_TOKENS * len(messages))
-
-
-def _count(values: Body, name: str, default: int) -> int:
-    value = values.get(name)
-    if value is None:
-        return default
-    if type(value) is not int:
-        raise RequestRefused(f"{name} must be a whole number, got {value!r}.")
-    return value
-
-
-def _positive(name: str, value: int) -> int:
-    if value < 1:
-        raise RequestRefused(f"{name} must be positive, got {value}.")
-    return value

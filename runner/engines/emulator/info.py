@@ -1,8 +1,8 @@
-"""What the server says of itself: the JSON of /server_info, /model_info, /v1/models, /v1/loads."""
+"""What the server says of itself: the JSON of /server_info, /model_info, /v1/models."""
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+from collections.abc import Sequence
 
 from runner.engines.emulator.server import EmulatedServer
 from runner.engines.emulator.setup import VERSION, ServerSetup, cuda_graph_config
@@ -11,15 +11,16 @@ from runner.machine.shape import memory_used_bytes, stage_weight_bytes
 GB = 1024**3
 # What a scheduler needs beside the prompt of the longest request.
 RESERVED_TOKENS = 6
+OTHER_GRAPHS = ("prefill", "target_verify", "draft_prefill", "draft_decode", "draft_extend")
 
 
-def server_info(server: EmulatedServer) -> dict[str, object]:
+def server_info(servers: Sequence[EmulatedServer]) -> dict[str, object]:
     """The resolved arguments, and the live state of the scheduler.
 
     As in SGLang, the arguments at the top do not know what the scheduler decided: an automatic
     cap or max_running_requests is null there and has its value in `internal_states`.
     """
-    setup = server.setup
+    setup = servers[0].setup
     args: dict[str, object] = {**setup.args, "cuda_graph_config": cuda_graph_config(setup)}
     return {
         **args,
@@ -28,7 +29,7 @@ def server_info(server: EmulatedServer) -> dict[str, object]:
         "max_total_num_tokens": setup.token_capacity,
         "max_req_input_len": max_input_tokens(setup),
         "startup_time": startup_time(setup, has_tokenizer=True),
-        "internal_states": [_internal_state(server, args)],
+        "internal_states": [_internal_state(server, args) for server in servers],
         "version": VERSION,
         "frontend": "python",
     }
@@ -57,8 +58,13 @@ def model_info(server: EmulatedServer) -> dict[str, object]:
 
 def models(server: EmulatedServer) -> dict[str, object]:
     """The one model, as OpenAI lists it."""
+    return {"object": "list", "data": [model_card(server)]}
+
+
+def model_card(server: EmulatedServer) -> dict[str, object]:
+    """The one model."""
     setup = server.setup
-    card = {
+    return {
         "id": setup.model_name,
         "object": "model",
         "created": int(server.date()),
@@ -66,42 +72,6 @@ def models(server: EmulatedServer) -> dict[str, object]:
         "root": setup.model_name,
         "parent": None,
         "max_model_len": setup.context_len,
-    }
-    return {"object": "list", "data": [card]}
-
-
-def loads(server: EmulatedServer) -> dict[str, object]:
-    """How busy the scheduler is. As in SGLang, `num_running_reqs` is that of one micro-batch."""
-    setup, waiting = server.setup, server.serving.pipeline.queued
-    used = 0 if server.serving.is_idle else server.batches.tokens_used
-    memory = _memory(setup)
-    load = {
-        "timestamp": server.date(),
-        "dp_rank": 0,
-        "num_running_reqs": server.running,
-        "num_waiting_reqs": waiting,
-        "num_used_tokens": used,
-        "num_total_tokens": used,
-        "max_total_num_tokens": setup.token_capacity,
-        "max_running_requests": setup.resolved.max_running_requests,
-        "token_usage": used / setup.token_capacity,
-        "gen_throughput": server.batches.gen_throughput,
-        "cache_hit_rate": server.cache_hit_rate,
-        "utilization": 0.0,
-        "memory": {
-            "weight_gb": memory["weight"],
-            "kv_cache_gb": memory["kvcache"],
-            "graph_gb": memory["graph"],
-            "token_capacity": setup.token_capacity,
-        },
-        "queues": {"waiting": waiting, "grammar": 0, "paused": 0, "retracted": 0},
-    }
-    return {
-        "timestamp": datetime.fromtimestamp(server.date(), UTC).isoformat(),
-        "version": VERSION,
-        "accelerator": setup.profile.gpu.name,
-        "num_accelerators": setup.shape.gpus,
-        "loads": [load],
     }
 
 
@@ -118,7 +88,7 @@ def startup_time(setup: ServerSetup, *, has_tokenizer: bool = False) -> dict[str
         "load_weight": phases.load_weights_s,
         "kv_cache_allocation": phases.kv_cache_s,
         "scheduler_e2e": scheduler_s,
-        "cuda_graph": {"prefill": 0.0, "decode": phases.cuda_graph_s},
+        "cuda_graph": {"decode": phases.cuda_graph_s, **dict.fromkeys(OTHER_GRAPHS, 0.0)},
     }
     if has_tokenizer:
         times["tokenizer_e2e"] = phases.import_s + scheduler_s
@@ -127,7 +97,7 @@ def startup_time(setup: ServerSetup, *, has_tokenizer: bool = False) -> dict[str
 
 def _internal_state(server: EmulatedServer, args: dict[str, object]) -> dict[str, object]:
     setup = server.setup
-    memory = _memory(setup)
+    memory = memory_gb(setup)
     return {
         **args,
         "pp_max_micro_batch_size": server.cap,
@@ -139,14 +109,16 @@ def _internal_state(server: EmulatedServer, args: dict[str, object]) -> dict[str
             "weight": memory["weight"],
             "kvcache": memory["kvcache"],
             "token_capacity": setup.token_capacity,
-            "graph": {"prefill": 0.0, "decode": memory["graph"]},
+            "token_capacity_swa": None,
+            "graph": {"decode": memory["graph"], **dict.fromkeys(OTHER_GRAPHS, 0.0)},
         },
         "decode_cuda_graph_bs": list(setup.graph_sizes),
         "decode_cuda_graph_memory_gb": memory["graph"],
     }
 
 
-def _memory(setup: ServerSetup) -> dict[str, float]:
+def memory_gb(setup: ServerSetup) -> dict[str, float]:
+    """What one GPU holds, in GiB, by what it is for."""
     profile = setup.profile
     weights = stage_weight_bytes(profile, setup.shape)
     graphs = profile.memory.graph_size_bytes * len(setup.graph_sizes)

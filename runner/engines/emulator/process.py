@@ -7,6 +7,7 @@ import gc
 import os
 import signal
 import traceback
+from collections.abc import Sequence
 from typing import Any
 
 from aiohttp import web
@@ -49,26 +50,34 @@ class ServerProcess:
         loop.add_signal_handler(signal.SIGINT, self._on_signal, signal.SIGINT)
         loop.add_signal_handler(signal.SIGQUIT, self._on_sigquit)
         setup, ready_s = self._setup, self._clock.now_s()
-        pipeline = Pipeline(setup.profile, setup.shape, setup.random_seed, ready_s)
-        server = EmulatedServer(setup, pipeline, self._clock, self._log, self._crash)
-        server.batches.start(ready_s)
+        pipelines = [
+            Pipeline(setup.profile, setup.shape, setup.random_seed + rank, ready_s)
+            for rank in range(setup.dp_size)
+        ]
+        servers = [
+            EmulatedServer(setup, pipeline, self._clock, self._log.of(rank), self._crash, rank)
+            for rank, pipeline in enumerate(pipelines)
+        ]
+        for server in servers:
+            server.batches.start(ready_s)
         runner = web.AppRunner(
-            make_app(server), access_log=None, handler_cancellation=True, shutdown_timeout=0.1
+            make_app(servers), access_log=None, handler_cancellation=True, shutdown_timeout=0.1
         )
         await runner.setup()
         if not await self._bind(runner):
             return 1
+        servings = [server.serving for server in servers]
         heat = setup.faults.get(FaultKind.HEAT)
         tasks = (
-            asyncio.create_task(self._gpus.publish(server.serving, self._clock, ready_s)),
-            asyncio.create_task(heat_up(heat, server.serving, self._clock, self._gpus)),
-            asyncio.create_task(self._warm_up(server)),
+            asyncio.create_task(self._gpus.publish(servings, self._clock, ready_s)),
+            asyncio.create_task(heat_up(heat, servings, self._clock, self._gpus)),
+            asyncio.create_task(self._warm_up(servers)),
         )
         gc.collect()
         gc.freeze()  # what is there now stays; collections look at requests only
         await self._asked.wait()
-        await self._drain(server)
-        await self._end(runner, server, tasks)
+        await self._drain(servers)
+        await self._end(runner, servers, tasks)
         return 0
 
     async def _bind(self, runner: web.AppRunner) -> bool:
@@ -88,17 +97,18 @@ class ServerProcess:
         log.write(f"INFO:     Uvicorn running on http://{host}:{port} (Press CTRL+C to quit)")
         return True
 
-    async def _warm_up(self, server: EmulatedServer) -> None:
+    async def _warm_up(self, servers: Sequence[EmulatedServer]) -> None:
         clock = self._clock
         if FaultKind.HANG_IN_WARM_UP in self._setup.faults:
             self._log.silence()
             return
         end_s = clock.now_s() + self._setup.phases.warmup_s
         if not self._setup.args["skip_server_warmup"]:
-            await server.probe(WARM_UP)
+            await asyncio.gather(*(server.probe(WARM_UP) for server in servers))
             await asyncio.sleep(max(0.0, clock.wall_duration_s(end_s - clock.now_s())))
-        if server.status is Status.STARTING:
-            server.status = Status.UP
+        if servers[0].status is Status.STARTING:
+            for server in servers:
+                server.status = Status.UP
             self._log.write("The server is fired up and ready to roll!")
 
     def _on_signal(self, number: signal.Signals) -> None:
@@ -109,10 +119,11 @@ class ServerProcess:
         self._log.write("Received sigquit from a child process. It usually means the child failed.")
         kill_self(self._log)
 
-    async def _drain(self, server: EmulatedServer) -> None:
+    async def _drain(self, servers: Sequence[EmulatedServer]) -> None:
         """SIGTERM waits for every request, without limit; SIGINT does not."""
         clock, log = self._clock, self._log
-        server.status = Status.STOPPING
+        for server in servers:
+            server.status = Status.STOPPING
         if self._signal is signal.SIGINT:
             await asyncio.sleep(clock.wall_duration_s(INTERRUPT_S))
             return
@@ -122,25 +133,33 @@ class ServerProcess:
         remaining: list[str] | None = None
         while remaining is None or remaining:
             await asyncio.sleep(clock.wall_duration_s(DRAIN_POLL_S))
-            remaining = server.request_ids
+            remaining = [rid for server in servers for rid in server.request_ids]
             log.write(
                 f"Gracefully exiting... Remaining number of requests {len(remaining)}. "
                 f"Remaining requests remaining_rids={remaining}."
             )
         if self._setup.shape.pp_size > 1:
             await asyncio.sleep(clock.wall_duration_s(RELEASE_S))
-            ranks = [f"scheduler{log.ranks.prefix(rank, 0)}" for rank in range(log.ranks.pp_size)]
+            ranks = [
+                f"scheduler{log.ranks.prefix(rank, 0, dp_rank)}"
+                for dp_rank in range(log.ranks.dp_size)
+                for rank in range(log.ranks.pp_size)
+            ]
             log.write(
                 f"Schedulers still alive {RELEASE_S:.0f}s after ShutdownReq, "
                 f"killing them before they released: {ranks}"
             )
 
     async def _end(
-        self, runner: web.AppRunner, server: EmulatedServer, tasks: tuple[asyncio.Task[None], ...]
+        self,
+        runner: web.AppRunner,
+        servers: Sequence[EmulatedServer],
+        tasks: tuple[asyncio.Task[None], ...],
     ) -> None:
         log = self._log
         log.write("INFO:     Shutting down")
-        server.serving.close()
+        for server in servers:
+            server.serving.close()
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

@@ -11,6 +11,7 @@ from enum import StrEnum
 from runner.clock import Clock
 from runner.engines.emulator.faults.kind import FaultKind
 from runner.engines.emulator.faults.requests import RequestFaults
+from runner.engines.emulator.lateness import Lateness
 from runner.engines.emulator.log import BatchLog, ServerLog
 from runner.engines.emulator.prefix_cache import PrefixCache
 from runner.engines.emulator.reply import Reply
@@ -20,10 +21,11 @@ from runner.engines.emulator.stats import Gauge, Stats
 from runner.pipeline import BatchReport, Pipeline
 
 HEALTH_POLL_S = 1.0
-HEALTH_TIMEOUT_S = 20.0
+HEALTH_POLLS = 20
 STREAM_ABORT_DELAY_S = 2.0  # SGLang notices a client that went away this late
 DOCUMENT_ABORT_DELAY_S = 4.0
 CRASH_DELAY_S = 5.0
+HEALTH = Demand(prompt_tokens=1, output_tokens=1)
 
 
 class Status(StrEnum):
@@ -31,6 +33,7 @@ class Status(StrEnum):
 
     STARTING = "Starting"
     UP = "Up"
+    UNHEALTHY = "UnHealthy"
     STOPPING = "Stopping"
 
 
@@ -53,7 +56,7 @@ class RequestRefused(Exception):
 
 
 class EmulatedServer:
-    """One server from the moment its port opens."""
+    """One server, or one replica behind its port, from the moment that this opens."""
 
     def __init__(
         self,
@@ -62,8 +65,10 @@ class EmulatedServer:
         clock: Clock,
         log: ServerLog,
         on_crash: Callable[[str], None],
+        dp_rank: int = 0,
     ) -> None:
         self.setup = setup
+        self.dp_rank = dp_rank
         self.clock = clock
         self.log = log
         self.status = Status.STARTING
@@ -73,11 +78,16 @@ class EmulatedServer:
         )
         self.prefixes = PrefixCache(setup.token_capacity, is_enabled=setup.has_prefix_cache)
         self.cap = setup.resolved.pp_max_micro_batch_size
-        self.serving = Serving(pipeline, clock, self._on_batch, self._on_late)
+        lateness = Lateness(clock.scale, log.write)
+        self.serving = Serving(pipeline, clock, self._on_batch, lateness)
         self.faults = RequestFaults(setup.faults, self.hang)
         self._is_hung = False
         self._served: dict[str, _Served] = {}
         self._answered = 0
+        self._retracted = 0
+        self._result_s = clock.now_s()
+        self._resumed = asyncio.Event()
+        self._resumed.set()
         self._on_crash = on_crash
         self._epoch_offset_s = time.time() - clock.now_s()
 
@@ -98,6 +108,24 @@ class EmulatedServer:
         if limit is not None and self.serving.pipeline.queued >= limit:
             self.stats.aborted += 1
             raise RequestRefused("The request queue is full.", 503)
+
+    def pause(self) -> None:
+        """Abort everything; new requests wait until the server is resumed."""
+        self._resumed.clear()
+        self.abort_all()
+
+    def resume(self) -> None:
+        """Serve again what came during a pause."""
+        self._resumed.set()
+
+    async def wait_resumed(self) -> None:
+        """Until no pause holds requests back."""
+        await self._resumed.wait()
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether new requests should be sent here."""
+        return self.status is Status.UP and self._resumed.is_set()
 
     def find_cached(self, prompt: int, tokens: int) -> int:
         """How many tokens of this prompt the radix cache holds."""
@@ -179,9 +207,20 @@ class EmulatedServer:
     def flush(self) -> bool:
         """Empty the radix cache; False (and nothing done) unless the server is idle."""
         if self._is_hung or not self.serving.is_idle:
+            self.log.write(
+                "Cache not flushed because there are pending requests. "
+                f"#queue-req: {self.serving.pipeline.queued}, #running-req: {self.running}"
+            )
             return False
         self.prefixes.flush()
+        self.batches.reset()
+        self.log.write_stages("Cache flushed successfully!")
         return True
+
+    async def prefill(self, prompt: int, tokens: int) -> None:
+        """Have a prompt prefilled, and keep it for the requests that follow."""
+        await self.probe(Demand(tokens, 1, self.find_cached(prompt, tokens)))
+        self.prefixes.keep(prompt, tokens)
 
     async def probe(self, demand: Demand) -> None:
         """Serve an internal request to its end."""
@@ -193,18 +232,33 @@ class EmulatedServer:
             self.serving.abort(name)
 
     async def is_healthy(self) -> bool:
-        """One real token, as SGLang's /health asks for; it takes a slot and shows in the log."""
-        if self.status is not Status.UP:
+        """Whether SGLang's /health would be content.
+
+        An idle server is asked for one real token, which takes a slot and shows in the log; a busy
+        one only has to get on with what it does. Looked at once a second, for 20 seconds.
+        """
+        if self.status not in {Status.UP, Status.UNHEALTHY}:
             return False
-        started_s = self.clock.now_s()
+        clock, started_s = self.clock, self.clock.now_s()
+        sink = _Probe()
+        name = self.serving.submit(HEALTH, sink) if self.serving.is_idle else None
         try:
-            async with asyncio.timeout(self.clock.wall_duration_s(HEALTH_TIMEOUT_S)):
-                await self.probe(Demand(prompt_tokens=1, output_tokens=1))
-        except TimeoutError:
-            return False
-        waited_s = self.clock.now_s() - started_s
-        await asyncio.sleep(self.clock.wall_duration_s(max(0.0, HEALTH_POLL_S - waited_s)))
-        return True
+            for _ in range(HEALTH_POLLS):
+                await asyncio.sleep(clock.wall_duration_s(HEALTH_POLL_S))
+                is_over = self.serving.is_idle if name is None else sink.done.is_set()
+                if is_over or self._result_s > started_s:
+                    self.status = Status.UP if self.status is Status.UNHEALTHY else self.status
+                    return True
+        finally:
+            if name is not None:
+                self.serving.abort(name)
+        self.log.write(
+            "Health check failed. Server couldn't get a response from detokenizer for last "
+            f"{HEALTH_POLLS * HEALTH_POLL_S:.0f} seconds."
+        )
+        if self.status is Status.UP:
+            self.status = Status.UNHEALTHY
+        return False
 
     def gauges(self) -> list[Gauge]:
         """What /metrics shows of the scheduler, as of the last batch line."""
@@ -222,7 +276,7 @@ class EmulatedServer:
             "page_size": 1,
             "context_len": self.setup.context_len,
             "is_cuda_graph": 0,
-            "num_retracted_reqs": 0,
+            "num_retracted_reqs": self._retracted,
         }
         return [Gauge(f"sglang:{name}", value) for name, value in values.items()]
 
@@ -247,14 +301,19 @@ class EmulatedServer:
         served.reply.abort(self.clock.now_s())
 
     def _on_batch(self, batch: BatchReport) -> None:
+        self._result_s = self.clock.now_s()
+        self._log_retractions()
         self.batches.record(batch)
         self.stats.record_batch(batch)
 
-    def _on_late(self, late_s: float) -> None:
-        self.log.write(
-            f"The emulation is {late_s * 1000:.0f} ms of real time behind its schedule; "
-            "a smaller --time-scale gives it more time."
-        )
+    def _log_retractions(self) -> None:
+        """SGLang's warning that slots had more requests than the KV cache can hold."""
+        retracted = self.serving.pipeline.retractions - self._retracted
+        if retracted:
+            self._retracted += retracted
+            self.log.write_stages(
+                f"KV cache pool is full. Retract requests. #retracted_reqs: {retracted}"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -270,6 +329,9 @@ class _Probe:
 
     def __init__(self) -> None:
         self.done = asyncio.Event()
+
+    def prepare(self, completion_tokens: int, *, is_last: bool) -> None:
+        """Nothing to make."""
 
     def deliver(self, completion_tokens: int, now_s: float, *, is_last: bool) -> None:
         del completion_tokens, now_s

@@ -68,16 +68,21 @@ class ServerGpus:
         """What other processes leave on the fullest of the GPUs; None when nobody looks."""
         return min((writer.free_bytes for writer in self._writers), default=None)
 
-    async def publish(self, serving: Serving, clock: Clock, ready_s: float) -> None:
-        """Say what the GPUs do, again and again, until cancelled."""
+    async def publish(self, servings: Sequence[Serving], clock: Clock, ready_s: float) -> None:
+        """Say what the GPUs of all replicas do, again and again, until cancelled."""
         if not self._writers:
             return
         interval_s = max(clock.wall_duration_s(PUBLISH_INTERVAL_S), MIN_PUBLISH_INTERVAL_S)
         while True:
-            now_s = serving.pace.to_pipeline(clock.now_s())
-            activities = serving.pipeline.gpu_activity(now_s)
-            for writer, activity in zip(self._writers, activities, strict=True):
-                writer.publish(activity, now_s - ready_s)
+            now_s = clock.now_s()
+            activities = [
+                (activity, time_s)
+                for serving in servings
+                for time_s in (serving.pace.to_pipeline(now_s),)
+                for activity in serving.pipeline.gpu_activity(time_s)
+            ]
+            for writer, (activity, time_s) in zip(self._writers, activities, strict=True):
+                writer.publish(activity, time_s - ready_s)
             await asyncio.sleep(interval_s)
 
     def leave(self) -> None:

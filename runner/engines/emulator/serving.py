@@ -17,16 +17,19 @@ from typing import Protocol
 
 from runner.clock import Clock
 from runner.engines.emulator.alarm import Alarm
+from runner.engines.emulator.lateness import Lateness
 from runner.engines.emulator.pace import Pace
 from runner.pipeline import BatchReport, Pipeline, PipelineRequest, Token
 
-LATE_S = 0.010  # real seconds behind the schedule that are worth a line
-LATE_LOG_INTERVAL_S = 1.0
 STEPS_PER_TURN = 16  # then sockets get their turn
 
 
 class TokenSink(Protocol):
-    """Where the tokens of one request go."""
+    """Where the tokens of one request go: each is announced, and delivered when it is due."""
+
+    def prepare(self, completion_tokens: int, *, is_last: bool) -> None:
+        """The request will soon have `completion_tokens` tokens."""
+        ...
 
     def deliver(self, completion_tokens: int, now_s: float, *, is_last: bool) -> None:
         """The request has `completion_tokens` tokens now."""
@@ -50,13 +53,13 @@ class Serving:
         pipeline: Pipeline,
         clock: Clock,
         on_batch: Callable[[BatchReport], None],
-        on_late: Callable[[float], None],
+        lateness: Lateness,
     ) -> None:
         self.pipeline = pipeline
         self.pace = Pace()
         self._clock = clock
         self._on_batch = on_batch
-        self._on_late = on_late
+        self._lateness = lateness
         self._loop = asyncio.get_running_loop()
         self._alarm = Alarm(self._loop, self._run)
         self._names = count()
@@ -64,8 +67,8 @@ class Serving:
         self._due: deque[Token] = deque()
         self._is_scheduled = False
         self._is_frozen = False
-        self._latest_s = 0.0
-        self._late_logged_s = 0.0
+        self._slot_s: dict[int, float] = {}  # when each slot's last result was there
+        self._round_s = 0.0
 
     @property
     def is_idle(self) -> bool:
@@ -113,26 +116,34 @@ class Serving:
         self._is_scheduled = False
         if self._is_frozen:
             return
-        now_s = self._now_s()
         for _ in range(STEPS_PER_TURN):
+            now_s = self._now_s()
             step_s = self.pipeline.next_step_s()
             if not self._deliver(now_s if step_s is None else min(step_s, now_s), now_s):
                 return
             if step_s is None or step_s > now_s:
                 break
-            self._latest_s = max(self._latest_s, now_s - step_s)
             step = self.pipeline.step()
-            self._due.extend(step.tokens)
+            self._announce(step.tokens)
             for batch in step.batches:
+                self._note_round(batch)
                 self._on_batch(batch._replace(time_s=self.pace.to_clock(batch.time_s)))
         self._sleep()
-        self._tell_lateness(now_s)
+
+    def _announce(self, tokens: tuple[Token, ...]) -> None:
+        """Have what is due later made now: many tokens are due at one time."""
+        self._due.extend(tokens)
+        sinks = self._sinks
+        for token in tokens:
+            sink = sinks.get(token.request_id)
+            if sink is not None:
+                sink.prepare(token.completion_tokens, is_last=token.is_last)
 
     def _deliver(self, until_s: float, now_s: float) -> bool:
         """Hand out what is due; False when that froze the server."""
         due, read_s = self._due, self.pace.to_clock(now_s)
         if due and due[0].time_s <= until_s:
-            self._latest_s = max(self._latest_s, now_s - due[0].time_s)
+            self._lateness.note(now_s - due[0].time_s, self._round_s, read_s)
         while due and due[0].time_s <= until_s:
             token = due.popleft()
             sink = self._sinks.get(token.request_id)
@@ -151,6 +162,8 @@ class Serving:
         token_s = self._due[0].time_s if self._due else None
         times_s = [time_s for time_s in (step_s, token_s) if time_s is not None]
         if not times_s:
+            self._slot_s.clear()
+            self._lateness.rest(self._clock.now_s())
             return
         next_s = min(times_s)
         if next_s <= self._now_s():
@@ -162,12 +175,9 @@ class Serving:
         """The pipeline's time."""
         return self.pace.to_pipeline(self._clock.now_s())
 
-    def _tell_lateness(self, now_s: float) -> None:
-        late_s = self._latest_s / self._clock.scale
-        if late_s <= LATE_S:
-            return
-        real_s = now_s / self._clock.scale
-        if real_s - self._late_logged_s >= LATE_LOG_INTERVAL_S:
-            self._late_logged_s = real_s
-            self._latest_s = 0.0
-            self._on_late(late_s)
+    def _note_round(self, batch: BatchReport) -> None:
+        """A request gets a token each time that its slot's result is there."""
+        before_s = self._slot_s.get(batch.slot)
+        self._slot_s[batch.slot] = batch.time_s
+        if before_s is not None:
+            self._round_s = batch.time_s - before_s

@@ -58,6 +58,11 @@ class ServerSetup:
         return self.resolved.max_total_tokens
 
     @property
+    def dp_size(self) -> int:
+        """Replicas behind the one port, each of `shape`."""
+        return self.whole("dp_size")
+
+    @property
     def highest_cap(self) -> int:
         """Up to where the micro-batch cap can be set live."""
         return self.resolved.max_running_requests // self.shape.pp_size
@@ -220,11 +225,11 @@ def _check(args: Mapping[str, ArgValue]) -> None:
         value = args[name]
         if isinstance(value, int) and value < 1:
             raise ValueError(f"{name} must be at least 1, got {value}")
-    depth, dp_size = args["pp_async_batch_depth"], args["dp_size"]
+    depth = args["pp_async_batch_depth"]
     if isinstance(depth, int) and depth < 0:
         raise ValueError(f"pp_async_batch_depth must be non-negative, got {depth}")
-    if dp_size != 1:
-        raise ValueError(f"dp_size {dp_size} is not supported by the emulated server; start more")
+    if args["enable_dp_attention"] and args["dp_size"] != 1:
+        raise ValueError("enable_dp_attention is not supported by the emulated server")
     chunk, page = args["chunked_prefill_size"], args["page_size"]
     if isinstance(chunk, int) and isinstance(page, int) and chunk > 0 and chunk % page:
         raise ValueError(f"chunked_prefill_size {chunk} must be divisible by page_size {page}")

@@ -63,15 +63,16 @@ class Startup:
         setup, log = self._setup, self._log
         log.write_ranks("Init parallel begin.")
         base, step = setup.whole("base_gpu_id"), setup.whole("gpu_id_step")
-        ordinals = [base + rank * step for rank in range(setup.shape.gpus)]
+        ordinals = [base + rank * step for rank in range(setup.shape.gpus * setup.dp_size)]
         missing = self._gpus.missing(ordinals)
         if missing is not None:
-            pp_rank, tp_rank = divmod(missing, setup.shape.tp_size)
+            dp_rank, rank = divmod(missing, setup.shape.gpus)
+            pp_rank, tp_rank = divmod(rank, setup.shape.tp_size)
             reason = (
                 "torch.AcceleratorError: CUDA error: invalid device ordinal\n"
                 "GPU device may be out of range, do you have enough GPUs?"
             )
-            die_at_start(log, reason, pp_rank, tp_rank)
+            die_at_start(log.of(dp_rank), reason, pp_rank, tp_rank)
         self._take_gpus(ordinals)
         self._wait(setup.phases.init_s)
         log.write_ranks(f"Init parallel ends. elapsed={setup.phases.init_s:.2f} s")

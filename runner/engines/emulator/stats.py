@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from runner.pipeline import BatchReport
@@ -30,6 +30,11 @@ class Histogram:
     def observe(self, value: float) -> None:
         self._counts[bisect_left(self._bounds, value)] += 1
         self._sum += value
+
+    def add(self, other: Histogram) -> None:
+        """Count what the other has counted too; both have the same bounds."""
+        self._counts = [a + b for a, b in zip(self._counts, other._counts, strict=True)]
+        self._sum += other._sum
 
     def lines(self, name: str, labels: Mapping[str, str]) -> Iterable[str]:
         total = 0
@@ -80,28 +85,47 @@ class Gauge:
     value: float
 
 
-def render(stats: Stats, gauges: Iterable[Gauge], model_name: str, pp_size: int) -> str:
+def render(replicas: Sequence[tuple[Stats, Sequence[Gauge]]], model_name: str, pp_size: int) -> str:
     """The whole /metrics text. Every stage exports the same scheduler numbers, as SGLang's do."""
     server = {"model_name": model_name, "engine_type": "unified"}
-    ranks = [
-        {**server, "tp_rank": "0", "pp_rank": str(rank), "moe_ep_rank": "0"}
-        for rank in range(pp_size)
-    ]
+    gauges: dict[str, list[str]] = {}
+    counters: dict[str, list[str]] = {}
+    for dp_rank, (stats, values) in enumerate(replicas):
+        replica = {"dp_rank": str(dp_rank)} if len(replicas) > 1 else {}
+        for pp_rank in range(pp_size):
+            rank = {"tp_rank": "0", "pp_rank": str(pp_rank), "moe_ep_rank": "0"}
+            labels = {**server, **rank, **replica}
+            for gauge in values:
+                gauges.setdefault(gauge.name, []).append(sample(gauge.name, labels, gauge.value))
+            for name, counter in (
+                ("sglang:cuda_graph_passes_total", stats.passes),
+                ("sglang:realtime_tokens_total", stats.realtime_tokens),
+            ):
+                counters.setdefault(name, []).extend(
+                    sample(name, {**labels, "mode": mode}, count)
+                    for mode, count in sorted(counter.items())
+                )
     lines: list[str] = []
-    for gauge in gauges:
-        _family(lines, gauge.name, "gauge", [sample(gauge.name, r, gauge.value) for r in ranks])
-    for name, counter in (
-        ("sglang:cuda_graph_passes_total", stats.passes),
-        ("sglang:realtime_tokens_total", stats.realtime_tokens),
-    ):
-        rows = [
-            sample(name, {**rank, "mode": mode}, count)
-            for rank in ranks
-            for mode, count in sorted(counter.items())
-        ]
+    for name, rows in gauges.items():
+        _family(lines, name, "gauge", rows)
+    for name, rows in counters.items():
         _family(lines, name, "counter", rows)
-    _tokenizer(lines, stats, server)
+    _tokenizer(lines, total([stats for stats, _ in replicas]), server)
     return "\n".join(lines) + "\n"
+
+
+def total(several: Sequence[Stats]) -> Stats:
+    """What the tokenizer counts, over all replicas."""
+    found = Stats()
+    for stats in several:
+        found.requests.update(stats.requests)
+        found.prompt_tokens.update(stats.prompt_tokens)
+        found.generation_tokens.update(stats.generation_tokens)
+        found.cached_tokens += stats.cached_tokens
+        found.aborted += stats.aborted
+        for name in ("ttft_s", "e2e_s", "tpot_s"):
+            getattr(found, name).add(getattr(stats, name))
+    return found
 
 
 def _tokenizer(lines: list[str], stats: Stats, server: Mapping[str, str]) -> None:

@@ -16,6 +16,9 @@ class ChunkedSink:
         self._sizes: Iterator[int] = cycle(sizes)
         self._due = next(self._sizes)
 
+    def prepare(self, completion_tokens: int, *, is_last: bool) -> None:
+        """Nothing: what will be handed on is known when it is due."""
+
     def deliver(self, completion_tokens: int, now_s: float, *, is_last: bool) -> None:
         """The request has `completion_tokens` tokens now."""
         if completion_tokens < self._due and not is_last:

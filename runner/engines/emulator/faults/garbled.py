@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from runner.engines.emulator.answers import Answer, Finish, encode
+from runner.engines.emulator.exchange import Form, Part
 
 _EVENT_END = b"\n\n"
 
@@ -27,27 +28,49 @@ class GarbledAnswer:
             if event
         )
 
-    def document(self, tokens: int, finish: Finish) -> bytes:
-        """As the answer, but for that token."""
-        return self._garble(self._answer.document(tokens, finish), tokens)
-
     def _garble(self, content: bytes, tokens: int) -> bytes:
-        """Whatever part of the answer this carries, it ends with token number `tokens`."""
         document: dict[str, Any] = json.loads(content)
-        ids = document.get("output_ids")
-        if isinstance(ids, list) and (place := self._place(len(ids), tokens)) is not None:
-            ids[place] += 1
-        for holder, key in _texts(document):
-            words = holder[key].split()
-            if (place := self._place(len(words), tokens)) is not None:
-                words[place] += "x"
-                holder[key] = "".join(f" {word}" for word in words)
+        garble(document, self._position, tokens)
         return encode(document)
 
-    def _place(self, length: int, tokens: int) -> int | None:
-        """Where the token is in a part of this length, None if it is not in it."""
-        place = self._position - (tokens - length)
+
+class GarbledForm:
+    """What a route says of an exchange; without a stream, each continuation has a wrong token."""
+
+    def __init__(self, form: Form, position: int) -> None:
+        self._form = form
+        self._position = position
+
+    def closing(self, parts: Sequence[Part]) -> bytes:
+        """As the form."""
+        return self._form.closing(parts)
+
+    def document(self, parts: Sequence[Part]) -> bytes:
+        """As the form, but for those tokens."""
+        document: Any = json.loads(self._form.document(parts))
+        for one in document if isinstance(document, list) else [document]:
+            garble(one, self._position, None)
+        return encode(document)
+
+
+def garble(document: dict[str, Any], position: int, tokens: int | None) -> None:
+    """Change token number `position` in a part of an answer that ends with number `tokens`.
+
+    `tokens` None: the part is the whole answer.
+    """
+
+    def place_in(length: int) -> int | None:
+        place = position if tokens is None else position - (tokens - length)
         return place if 0 <= place < length else None
+
+    ids = document.get("output_ids")
+    if isinstance(ids, list) and (place := place_in(len(ids))) is not None:
+        ids[place] += 1
+    for holder, key in _texts(document):
+        words = holder[key].split()
+        if (place := place_in(len(words))) is not None:
+            words[place] += "x"
+            holder[key] = "".join(f" {word}" for word in words)
 
 
 def _texts(document: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 
 from runner.clock import Clock
 from runner.engines.emulator.faults.fault import Fault
@@ -13,7 +14,9 @@ LOOK_S = 0.1
 SHORTEST_LOOK_S = 0.002  # real seconds
 
 
-async def heat_up(fault: Fault | None, serving: Serving, clock: Clock, gpus: ServerGpus) -> None:
+async def heat_up(
+    fault: Fault | None, servings: Sequence[Serving], clock: Clock, gpus: ServerGpus
+) -> None:
     """Wait for the load that makes the GPUs hot, then slow them down for good."""
     if fault is None:
         return
@@ -22,8 +25,9 @@ async def heat_up(fault: Fault | None, serving: Serving, clock: Clock, gpus: Ser
     while load_s > 0:
         await asyncio.sleep(max(clock.wall_duration_s(LOOK_S), SHORTEST_LOOK_S))
         now_s = clock.now_s()
-        if not serving.is_idle:
+        if not all(serving.is_idle for serving in servings):
             load_s -= now_s - looked_s
         looked_s = now_s
-    serving.pace.slow_down(1.0 - lost_share, clock.now_s())
+    for serving in servings:
+        serving.pace.slow_down(1.0 - lost_share, clock.now_s())
     gpus.throttle(1.0 - lost_share)

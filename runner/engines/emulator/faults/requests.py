@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from runner.engines.emulator.answers import Answer
+from runner.engines.emulator.exchange import Form
 from runner.engines.emulator.faults.active import ActiveFaults
 from runner.engines.emulator.faults.chunks import ChunkedSink
-from runner.engines.emulator.faults.counts import MiscountedAnswer
+from runner.engines.emulator.faults.counts import MiscountedAnswer, MiscountedForm
 from runner.engines.emulator.faults.draw import draw
-from runner.engines.emulator.faults.garbled import GarbledAnswer
+from runner.engines.emulator.faults.garbled import GarbledAnswer, GarbledForm
 from runner.engines.emulator.faults.ghosts import Ghosts
 from runner.engines.emulator.faults.kind import FaultKind
 from runner.engines.emulator.faults.silence import BudgetedSink, TokenBudget
@@ -48,15 +49,16 @@ class RequestFaults:
         return replace(demand, output_tokens=demand.output_tokens - missing)
 
     def answer(self, answer: Answer, demand: Demand) -> Answer:
-        """How the request is answered."""
-        if FaultKind.GARBLED_OUTPUT in self._faults:
-            chance = draw(self._faults.seed, FaultKind.GARBLED_OUTPUT)
-            answer = GarbledAnswer(answer, int(chance * self.demand(demand).output_tokens))
-        wrong = self._faults.get(FaultKind.WRONG_COUNTS)
-        extra = self._missing(demand)
-        if wrong is not None and demand.output_tokens > 1:
-            extra += int(wrong.number)  # or no server's first sign of life would be believed
+        """How the events of a request are made."""
+        position, extra = self._garbled(demand), self._extra(demand)
+        answer = answer if position is None else GarbledAnswer(answer, position)
         return MiscountedAnswer(answer, extra) if extra else answer
+
+    def form(self, form: Form, demand: Demand) -> Form:
+        """What is said of a whole exchange whose (first) request this is."""
+        position, extra = self._garbled(demand), self._extra(demand)
+        form = form if position is None else GarbledForm(form, position)
+        return MiscountedForm(form, extra) if extra else form
 
     def sink(self, reply: Reply) -> TokenSink:
         """Where the request's tokens go."""
@@ -75,6 +77,21 @@ class RequestFaults:
         """The server has answered so many requests."""
         if answered == self._stop_after:
             self._on_stop()
+
+    def _garbled(self, demand: Demand) -> int | None:
+        """The place of the wrong token, None where all are right."""
+        if FaultKind.GARBLED_OUTPUT not in self._faults:
+            return None
+        chance = draw(self._faults.seed, FaultKind.GARBLED_OUTPUT)
+        return int(chance * self.demand(demand).output_tokens)
+
+    def _extra(self, demand: Demand) -> int:
+        """How many tokens too many (or too few) are counted."""
+        wrong = self._faults.get(FaultKind.WRONG_COUNTS)
+        extra = self._missing(demand)
+        if wrong is not None and demand.output_tokens > 1:
+            extra += int(wrong.number)  # or no server's first sign of life would be believed
+        return extra
 
     def _missing(self, demand: Demand) -> int:
         short = self._faults.get(FaultKind.SHORT_OUTPUT)

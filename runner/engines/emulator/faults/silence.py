@@ -30,6 +30,10 @@ class BudgetedSink:
         self._budget = budget
         self._sent = 0
 
+    def prepare(self, completion_tokens: int, *, is_last: bool) -> None:
+        """The request will soon have `completion_tokens` tokens."""
+        self._sink.prepare(completion_tokens, is_last=is_last)
+
     def deliver(self, completion_tokens: int, now_s: float, *, is_last: bool) -> None:
         """The request has `completion_tokens` tokens now."""
         self._sink.deliver(completion_tokens, now_s, is_last=is_last)

@@ -23,6 +23,9 @@ class FailingSink:
     def __init__(self, reply: Reply) -> None:
         self._reply = reply
 
+    def prepare(self, completion_tokens: int, *, is_last: bool) -> None:
+        """Nothing: there is one event only."""
+
     def deliver(self, completion_tokens: int, now_s: float, *, is_last: bool) -> None:
         """The request has `completion_tokens` tokens now."""
         if not is_last:
