@@ -172,7 +172,7 @@ def read_token(connection: socket.socket) -> None:
 
 
 def test_ghosts_outlive_client_and_abort_and_then_are_gone(tmp_path: Path) -> None:
-    with broken(tmp_path, "ghost-requests:1", "--time-scale", "10") as server:
+    with broken(tmp_path, "ghost-requests:1", "--time-scale", "500") as server:
         with open_stream(server, 3000, 1) as ghost:
             read_token(ghost)
         server.post("/abort_request", {"abort_all": True})

@@ -19,7 +19,7 @@ from runner.engines.sglang.logs import shows_death
 from tests.emulated_server import EmulatedProcess, emulated_server
 
 FLAGS = (
-    *("--time-scale", "20", "--pp-size", "2", "--pp-async-batch-depth", "2"),
+    *("--time-scale", "1000", "--pp-size", "2", "--pp-async-batch-depth", "2"),
     *("--max-running-requests", "16", "--decode-log-interval", "3", "--enable-cache-report"),
     *("--device", "cpu"),
 )
@@ -242,7 +242,7 @@ def test_what_waits_is_pending(server: EmulatedProcess) -> None:
 
 
 def test_replicas_behind_one_port_take_requests_in_turn(tmp_path: Path) -> None:
-    flags = ("--time-scale", "20", "--dp-size", "2", "--max-running-requests", "8")
+    flags = ("--time-scale", "1000", "--dp-size", "2", "--max-running-requests", "8")
     machine = tmp_path / "machine"
     log, gpus = tmp_path / "server.log", ("--gpu-folder", str(machine))
     with emulated_server(log, *flags, *gpus, "--enable-metrics") as server:

@@ -115,7 +115,7 @@ def test_a_server_that_stopped_sending_cannot_be_drained(make_server: MakeServer
 def test_draining_waits_for_ghosts(make_server: MakeServer, tmp_path: Path) -> None:
     server = make_server("ghost-requests", scale=10.0)
     started = server.start()
-    send_and_leave(started, 3000)
+    send_and_leave(started, 100)
     server.drain()
     log = (tmp_path / "server-1.log").read_text()
     assert '"POST /flush_cache HTTP/1.1" 400' in log
