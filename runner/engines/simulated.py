@@ -36,7 +36,10 @@ LONGEST_WHOLE_LOAD = 6  # burst and warm-up
 
 
 class SimulatedServers:
-    """The servers of one launch; implements trial.RunningServers."""
+    """The servers of one launch; implements trial.RunningServers.
+
+    `make_pipeline` makes each server's pipeline, for those who want to watch them.
+    """
 
     def __init__(
         self,

@@ -20,26 +20,22 @@ states, a prefix cache, noise.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import lru_cache
-from statistics import NormalDist
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 from runner.machine.hardware import Profile
+from runner.machine.occupancy import Counts, occupancy
 from runner.machine.shape import ServerShape, resolve, slots
 from runner.machine.stage import StageModel
 from runner.trial import LoadProtocol
 
 LIVES = 2.5  # lifetimes after which a closed loop is looked at
-LEAST_COUNT = 0.05  # a slot that holds fewer requests on average counts as empty
 WIDTH = math.sqrt(12.0)  # width of a uniform law in standard deviations
 TAIL_SHARE = 0.5  # of a burst's requests that run on average while the uneven ones end
 POLLING_SHARE = 0.5  # of a stage's idle time in which its receiving kernel already waits
 REQUEST_S = 1e-3  # from the client to the scheduler
 NO_CHUNKS = 1 << 30
-
-Counts: TypeAlias = tuple[float, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -342,59 +338,3 @@ class SteadyModel:
 def _first_s(prefill: _Visit, passes: _Passes) -> float:
     """From the send to the first token of an admitted request."""
     return REQUEST_S + prefill.path_s + (passes.together - 1.0) / 2 * prefill.stage_s
-
-
-@lru_cache(maxsize=4096)
-def occupancy(slot_count: int, cap: int, per_visit: int, running: int, variance: float) -> Counts:
-    """Mean requests of each occupied slot, the empty ones left out.
-
-    Args:
-        slot_count: slots of the server.
-        cap: most requests of a slot.
-        per_visit: most requests that one visit admits.
-        running: requests in flight, at most slot_count * cap.
-        variance: of the drift of requests since the burst they began as, in slots squared.
-    """
-    counts = greedy(slot_count, cap, per_visit, running)
-    if variance > 0:
-        counts = _pushed_on(_spread(counts, math.sqrt(variance)), float(cap))
-    return tuple(count for count in counts if count > LEAST_COUNT)
-
-
-def greedy(slot_count: int, cap: int, per_visit: int, running: int) -> list[float]:
-    """A burst's requests by slot: the first visit finds one, the later ones all that wait."""
-    counts = [0] * slot_count
-    slot, left, allowed = 0, running, 1
-    while left:
-        taken = min(allowed, cap - counts[slot], left)
-        counts[slot] += taken
-        left -= taken
-        slot, allowed = (slot + 1) % slot_count, per_visit
-    return [float(count) for count in counts]
-
-
-def _spread(counts: Iterable[float], deviation: float) -> list[float]:
-    """The counts after every request has drifted on the ring of slots."""
-    given = list(counts)
-    size = len(given)
-    law = NormalDist(0.0, deviation)
-    shares = [0.0] * size
-    reach = math.ceil(4 * deviation)
-    for step in range(-reach, reach + 1):
-        shares[step % size] += law.cdf(step + 0.5) - law.cdf(step - 0.5)
-    return [
-        sum(given[(slot - step) % size] * share for step, share in enumerate(shares))
-        for slot in range(size)
-    ]
-
-
-def _pushed_on(counts: Iterable[float], cap: float) -> list[float]:
-    """The counts after what the cap refuses has gone on to the next slots."""
-    kept = list(counts)
-    excess = 0.0
-    for place in range(2 * len(kept)):
-        slot = place % len(kept)
-        excess += kept[slot]
-        kept[slot] = min(excess, cap)
-        excess -= kept[slot]
-    return kept
