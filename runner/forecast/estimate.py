@@ -108,30 +108,21 @@ class Estimator:
 
     def _metric(self, rung: RungPrediction, metric: str) -> float:
         """A metric of the study; latencies have one value, whatever the percentile."""
-        output, prompt = max(self._output.mean, 1.0), self._prompt.mean
+        output = max(self._output.mean, 1.0)
         requests = rung.output_throughput / output
-        seconds = self._settings.measure.min_window_s
-        match metric.partition(".")[0]:
-            case "output_throughput":
-                return rung.output_throughput
-            case "total_throughput":
-                return requests * (output + prompt)
-            case "request_throughput":
-                return requests
-            case "goodput":
-                return 0.0 if self._misses(rung) else requests
-            case "tokens_per_joule":
-                return rung.output_throughput / rung.power_w
-            case "joules_per_request":
-                return rung.power_w / requests
-            case "energy_j":
-                return rung.power_w * seconds
-            case "power_w":
-                return rung.power_w
-            case "achieved_concurrency":
-                return requests * self._latency(rung, "e2e_s")
-            case latency:
-                return self._latency(rung, latency)
+        known = {
+            "output_throughput": rung.output_throughput,
+            "total_throughput": requests * (output + self._prompt.mean),
+            "request_throughput": requests,
+            "goodput": 0.0 if self._misses(rung) else requests,
+            "tokens_per_joule": rung.output_throughput / rung.power_w,
+            "joules_per_request": rung.power_w / requests,
+            "power_w": rung.power_w,
+            "energy_j": rung.power_w * self._settings.measure.min_window_s,
+            "achieved_concurrency": requests * self._latency(rung, "e2e_s"),
+        }
+        name = metric.partition(".")[0]
+        return known[name] if name in known else self._latency(rung, name)
 
     def _latency(self, rung: RungPrediction, name: str) -> float:
         match name:

@@ -13,7 +13,7 @@ from runner.machine.shape import Refusal
 from runner.settings import StudySettings
 from runner.trial import Params
 
-EFFORT = Effort(lives=4.0, most_work=1.0e6)
+EFFORT = Effort(lives=3.0, most_work=0.6e6)
 DEFAULT_SEEDS = 5
 
 

@@ -1,11 +1,11 @@
 """Rungs in virtual time, on the very servers of the simulated engine.
 
 One job is one rung of one setting under one seed. How long it simulates is bounded by what the
-study would measure and by a budget of work, never by the clock, so that results do not depend on
-the machine: a window lasts at least the study's `min_window_s` and `lives` lifetimes of a request
-after the first ones have ended, and at most its `max_window_s`, unless that would cost more than
-`most_work`; then as long as that allows. A burst runs to its end under the same bound. Loads of very
-long outputs are so cut off before their requests end, like those of the study itself.
+study would measure and by a budget of work, never by the clock, so that a result does not depend
+on the machine. A window lasts at least the study's `min_window_s` and `lives` lifetimes of a
+request once the first requests have ended, and at most its `max_window_s`; where that would cost
+more than `most_work`, as long as that allows, but `min_window_s`. A burst runs to its end under the
+same bound. A load of very long outputs is so cut off before its requests end, like the study's own.
 """
 
 from __future__ import annotations

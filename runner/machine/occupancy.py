@@ -47,14 +47,14 @@ def _spread(counts: Iterable[float], deviation: float) -> list[float]:
     given = list(counts)
     size = len(given)
     law = NormalDist(0.0, deviation)
-    shares = [0.0] * size
-    reach = math.ceil(4 * deviation)
-    for step in range(-reach, reach + 1):
-        shares[step % size] += law.cdf(step + 0.5) - law.cdf(step - 0.5)
-    return [
-        sum(given[(slot - step) % size] * share for step, share in enumerate(shares))
-        for slot in range(size)
-    ]
+    reach = min(math.ceil(4 * deviation), size)
+    shares = {step: law.cdf(step + 0.5) - law.cdf(step - 0.5) for step in range(-reach, reach + 1)}
+    spread = [0.0] * size
+    for slot, count in enumerate(given):
+        if count:
+            for step, share in shares.items():
+                spread[(slot + step) % size] += count * share
+    return spread
 
 
 def _pushed_on(counts: Iterable[float], cap: float) -> list[float]:
