@@ -209,3 +209,23 @@ def run_predict(args: argparse.Namespace) -> int:
     else:
         print_prediction(prediction, settings, params, sys.stdout)
     return 0
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    """`runner plan`: what a study would do, without a launch."""
+    from runner.config import load_study
+    from runner.forecast.plan import make_plan, plan_document
+    from runner.insight.forecast_view import ProgressLine
+    from runner.insight.plan_view import print_plan
+
+    settings = load_study(args.study, args.overrides)
+    line = ProgressLine(sys.stderr, "planning")
+    try:
+        plan = make_plan(settings, args.top, line)
+    finally:
+        line.close()
+    if args.json:
+        print(json.dumps(plan_document(plan)))
+    else:
+        print_plan(plan, sys.stdout)
+    return 0
