@@ -19,7 +19,7 @@ from runner.forecast.examine import Examined, examine
 from runner.forecast.findings import Finding, group, refusal_example, wastes
 from runner.forecast.predict import Progress
 from runner.forecast.prediction import plain, rung_document
-from runner.forecast.ranking import Forecaster, Ranked, rank
+from runner.forecast.ranking import CHECKED, EQUIVALENCE_WORK, Forecaster, Ranked, lookalikes, rank
 from runner.forecast.setting import PlannedSetting, plan_setting, study_profile
 from runner.label import setting_label
 from runner.machine.shape import Refusal
@@ -75,16 +75,28 @@ def make_plan(
     forecaster = Forecaster(settings, estimator, on_progress)
     first = [members[0] for members in groups]
     best = rank(forecaster, settings.workload.ladder, first, list(named.values()), top)
-    shown = [*best, *named.values()]
+    alike = lookalikes(forecaster, best, first)
+    forecaster.allow(EQUIVALENCE_WORK)
+    for leader, members in zip(best, alike, strict=True):
+        if members:
+            pair = [leader, *members[:CHECKED]]
+            forecaster.simulate(pair, settings.workload.ladder, 1)
+    checked = [each for members in alike for each in members[:CHECKED]]
     return StudyPlan(
         settings=settings,
         examined=examined,
         runnable=len(runnable),
         refused=_refused(examined.settings, planned),
         warnings=group(w for each in runnable for w in wastes(settings, profile, each)),
-        equivalent=(*equivalents(profile, groups), *_near(forecaster, shown)),
-        ranking=tuple(forecaster.ranked(each, None) for each in best),
-        baselines=tuple(forecaster.ranked(each, name) for name, each in named.items()),
+        equivalent=(
+            *equivalents(profile, groups),
+            *_near(forecaster, [*best, *named.values(), *checked]),
+        ),
+        ranking=tuple(
+            forecaster.ranked(each, None, len(members))
+            for each, members in zip(best, alike, strict=True)
+        ),
+        baselines=tuple(forecaster.ranked(each, name, 0) for name, each in named.items()),
         refused_baselines=tuple(refused_baselines),
         cost=study_cost(settings, estimator, runnable, list(named.values())),
     )
@@ -101,19 +113,19 @@ def _refused(
     )
 
 
-def _near(forecaster: Forecaster, shown: Sequence[PlannedSetting]) -> list[Equivalent]:
-    """Those of the shown settings whose whole simulations agree.
+def _near(forecaster: Forecaster, simulated: Sequence[PlannedSetting]) -> list[Equivalent]:
+    """Those whose simulations under the first seed agree at every rung.
 
     Each is compared with the first of a group, so that small differences do not add up.
     """
     found: list[list[PlannedSetting]] = []
-    for planned in shown:
+    for planned in simulated:
         if not forecaster.is_simulated(planned):
             continue
-        rungs = forecaster.rungs(planned)
+        rungs = forecaster.rungs(planned, seeds=1)
         for members in found:
             first = members[0]
-            if may_be_near(first, planned) and are_near(forecaster.rungs(first), rungs):
+            if may_be_near(first, planned) and are_near(forecaster.rungs(first, seeds=1), rungs):
                 members.append(planned)
                 break
         else:
@@ -176,5 +188,6 @@ def _ranked_document(row: Ranked) -> dict[str, object]:
         "basis": str(row.basis),
         "reason": row.reason,
         "misses_slo": row.misses_slo,
+        "alike": row.alike,
         "rungs": rungs,
     }

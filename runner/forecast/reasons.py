@@ -45,8 +45,9 @@ def _stage_words(planned: PlannedSetting, rung: RungPrediction, protocol: LoadPr
     )
     if protocol is LoadProtocol.OPEN_LOOP or rung.slots < HALF:
         return words
-    each = _in_flight(planned, rung) / planned.engines / rung.slots
-    return f"{words}, {max(each, 1.0):.2g} requests in each of {rung.slots:.0f} slots"
+    filled = max(round(rung.slots), 1)
+    each = max(_in_flight(planned, rung) / planned.engines / filled, 1.0)
+    return f"{words}, {each:.2g} requests in each of {filled} slots"
 
 
 def _in_flight(planned: PlannedSetting, rung: RungPrediction) -> float:

@@ -2,10 +2,11 @@
 
 One job is one rung of one setting under one seed. How long it simulates is bounded by what the
 study would measure and by a budget of work, never by the clock, so that a result does not depend
-on the machine. A window lasts at least the study's `min_window_s` and `lives` lifetimes of a
-request once the first requests have ended, and at most its `max_window_s`; where that would cost
-more than `most_work`, as long as that allows, but `min_window_s`. A burst runs to its end under the
-same bound. A load of very long outputs is so cut off before its requests end, like the study's own.
+on the machine. Once the first requests have ended, a window lasts at least the study's
+`min_window_s` and `lives` lifetimes of a request, and at most `END_LIVES` lifetimes more, in which a
+whole period ends; where that would cost more than `most_work`, as long as that allows, but
+`min_window_s`. A burst runs to its end under the same bound. A load of very long outputs is so cut
+off before its requests end, like the study's own after `max_window_s`.
 """
 
 from __future__ import annotations
@@ -32,6 +33,7 @@ from runner.trial import LaunchSpec, LoadPlan, LoadProtocol, LoadRun, RungRecord
 
 # What simulating costs, in microseconds of one ordinary core.
 TOKEN_WORK, VISIT_WORK, EMPTY_VISIT_WORK, STEP_WORK = 3.0, 4.0, 1.0, 15.0
+END_LIVES = 1.2
 SAFETY = 1.5  # how much longer than its estimate a burst may last
 WORTH_A_POOL = 1.5e6  # work for which processes are started
 LAUNCH = 0
@@ -106,12 +108,12 @@ def bound(
         burst_s = SAFETY * plan.concurrency * output_tokens / rung.output_throughput
         longest_s = max(min(burst_s, effort.most_work / work_per_s), plan.min_window_s)
         return replace(plan, max_window_s=longest_s / GIVE_UP), work_per_s * longest_s
-    affordable_s = max(effort.most_work / work_per_s, plan.min_window_s)
+    affordable_s = max(effort.most_work / work_per_s - life_s, plan.min_window_s)
     shortest_s = min(max(plan.min_window_s, effort.lives * life_s), affordable_s)
-    longest_s = max(shortest_s, min(plan.max_window_s, affordable_s))
+    longest_s = min(shortest_s + END_LIVES * life_s, max(affordable_s, plan.max_window_s))
     ramp_s = min(life_s, longest_s)
     window = replace(plan, min_window_s=shortest_s, max_window_s=longest_s)
-    return window, work_per_s * (ramp_s + shortest_s)
+    return window, work_per_s * (ramp_s + longest_s)
 
 
 def _work_per_s(planned: PlannedSetting, rung: RungPrediction) -> float:

@@ -24,6 +24,8 @@ PLAIN_WIDTH = 100
 PADDING = (0, 2, 0, 0)
 SILENT_S = 1.0  # what takes less needs no progress
 LINE_EVERY_S = 5.0  # where nothing can be overwritten
+REDRAW_S = 0.2
+LEAST_GAIN = 0.03  # a smaller share says nothing of the time that is left
 PROTOCOL_WORDS = {
     LoadProtocol.CLOSED_LOOP: "closed loop",
     LoadProtocol.BURST: "burst",
@@ -40,22 +42,26 @@ class ProgressLine:
         self._stream = stream
         self._what = what
         self._now = now
-        self._started_s = now()
-        self._due_s = self._started_s + SILENT_S
+        self._due_s = now() + SILENT_S
+        self._first: tuple[float, float] | None = None
         self._width = 0
 
     def __call__(self, progress: Progress) -> None:
         """Show how far it is, if that is due."""
         now_s = self._now()
-        if now_s < self._due_s or progress.done <= 0 or progress.total <= 0:
+        share = min(progress.done / progress.total, 1.0) if progress.total > 0 else 1.0
+        if self._first is None:
+            self._first = (now_s, share)
+        if now_s < self._due_s:
             return
-        share = min(progress.done / progress.total, 1.0)
-        left_s = (now_s - self._started_s) * (1.0 - share) / share
-        line = f"{self._what}: {share:.0%}, about {duration_words(left_s)} left"
+        line = f"{self._what}: {share:.0%}"
+        since_s, gained = now_s - self._first[0], share - self._first[1]
+        if gained > LEAST_GAIN:
+            line += f", about {duration_words(since_s * (1.0 - share) / gained)} left"
         if self._stream.isatty():
             self._stream.write("\r" + line.ljust(self._width))
             self._width = len(line)
-            self._due_s = now_s + 0.2
+            self._due_s = now_s + REDRAW_S
         else:
             self._stream.write(line + "\n")
             self._due_s = now_s + LINE_EVERY_S

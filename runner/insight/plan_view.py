@@ -17,8 +17,9 @@ from runner.insight.forecast_view import PADDING, load_words, show
 from runner.insight.live import duration_words
 from runner.insight.summary import format_number
 from runner.label import setting_label
+from runner.launch import CAP, as_int
 from runner.settings import Direction, StudySettings
-from runner.trial import EngineKind
+from runner.trial import EngineKind, Params
 
 MOST_GROUPS = 6
 MOST_NAMED = 3
@@ -78,14 +79,25 @@ def _findings_table(findings: Sequence[Finding]) -> Table:
 
 def _equivalent(plan: StudyPlan) -> Iterator[Text]:
     for each in plan.equivalent[:MOST_GROUPS]:
-        labels = [setting_label(params) for params in each.settings[:MOST_NAMED]]
-        more = len(each.settings) - len(labels)
-        tail = f" and {more} more" if more else ""
-        yield Text(f"{' = '.join(labels)}{tail} ({each.basis})")
+        yield Text(f"{_group_words(each.settings)} ({each.basis})")
     rest = plan.equivalent[MOST_GROUPS:]
     if rest:
         saved = sum(len(each.settings) - 1 for each in rest)
         yield Text(f"and {len(rest)} more groups, with {saved} settings not worth a trial")
+
+
+def _group_words(settings: Sequence[Params]) -> str:
+    """Settings that differ by the cap only as a range of it, others one by one."""
+    without = [{name: each[name] for name in each if name != CAP} for each in settings]
+    caps = sorted(as_int(each[CAP]) for each in settings if CAP in each)
+    if len(caps) == len(settings) and all(each == without[0] for each in without):
+        is_range = caps[-1] - caps[0] == len(caps) - 1
+        shown = ", ".join(str(cap) for cap in caps[: 2 * MOST_NAMED])
+        words = f"{caps[0]} - {caps[-1]}" if is_range else shown
+        return f"{setting_label(without[0])}: cap {words}, {len(caps)} settings"
+    labels = [setting_label(each) for each in settings[:MOST_NAMED]]
+    more = len(settings) - len(labels)
+    return " = ".join(labels) + (f" and {more} more" if more else "")
 
 
 def _objective_words(settings: StudySettings) -> str:
@@ -130,13 +142,18 @@ def _cells(plan: StudyPlan, row: Ranked) -> tuple[str, ...]:
         spread,
         format_number(rung.power_w),
         f"{label} [{row.name}]" if row.name else label,
-        row.reason + ("; misses a latency limit" if row.misses_slo else ""),
+        row.reason
+        + (f"; {row.alike} caps alike" if row.alike else "")
+        + ("; misses a latency limit" if row.misses_slo else ""),
     )
 
 
 def _basis_words(plan: StudyPlan) -> str:
     rows = [*plan.ranking, *plan.baselines]
-    words = f"Simulated under up to {SEEDS} seeds; p10 - p90 is output_throughput over them."
+    words = f"Simulated under up to {SEEDS} seeds; p10 - p90 is output_throughput over them. "
+    words += (
+        "One row a layout, at its best cap; alike are caps that the closed form puts within 0.5 %."
+    )
     if any(row.basis is Basis.CLOSED_FORM for row in rows):
         words += " ~ by the closed form only."
     return words
