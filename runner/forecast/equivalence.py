@@ -1,10 +1,10 @@
 """Which settings are the same to measure. Pure.
 
 Two settings are equivalent when their servers get equal flags after every default is filled in, or
-when their simulations under the study's own protocol and lengths agree within `NEAR` at every
-rung. Simulations of which the load meets no difference (a cap that no slot reaches, rows that are
-never all taken) are the same computation to the last bit and need not be run to be known equal.
-Parameters that the model does not know keep settings apart.
+when their simulations under the study's own protocol and lengths agree within `NEAR` at every rung
+under every seed. Simulations of which the load meets no difference (a cap that no slot reaches,
+rows that are never all taken) are the same computation to the last bit and need not be run to be
+known equal. Parameters that the model does not know keep settings apart.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from enum import StrEnum
 
 from runner.forecast.findings import most_per_engine
 from runner.forecast.lengths import length_facts
-from runner.forecast.prediction import RungPrediction
 from runner.forecast.setting import PlannedSetting
 from runner.machine.hardware import Profile
 from runner.machine.shape import ServerShape, uses_graph
@@ -119,13 +118,9 @@ def equivalents(
     return tuple(sorted(found, key=lambda each: -len(each.settings)))
 
 
-def are_near(one: Sequence[RungPrediction], other: Sequence[RungPrediction]) -> bool:
-    """Whether two settings agree within `NEAR` at every rung; both by the same means."""
-    return len(one) == len(other) and all(
-        abs(mine.output_throughput - theirs.output_throughput)
-        < NEAR * max(mine.output_throughput, theirs.output_throughput)
-        for mine, theirs in zip(one, other, strict=True)
-    )
+def near(one: float, other: float) -> bool:
+    """Whether two rates differ by less than `NEAR`."""
+    return abs(one - other) < NEAR * max(one, other)
 
 
 def may_be_near(one: PlannedSetting, other: PlannedSetting) -> bool:

@@ -9,7 +9,6 @@ from runner.forecast.cost import Cost, study_cost
 from runner.forecast.equivalence import (
     Equivalent,
     Sameness,
-    are_near,
     equivalents,
     may_be_near,
     same_computation,
@@ -19,7 +18,15 @@ from runner.forecast.examine import Examined, examine
 from runner.forecast.findings import Finding, group, refusal_example, wastes
 from runner.forecast.predict import Progress
 from runner.forecast.prediction import plain, rung_document
-from runner.forecast.ranking import CHECKED, EQUIVALENCE_WORK, Forecaster, Ranked, lookalikes, rank
+from runner.forecast.ranking import (
+    CHECKED,
+    CHECKED_SEEDS,
+    EQUIVALENCE_WORK,
+    Forecaster,
+    Ranked,
+    lookalikes,
+    rank,
+)
 from runner.forecast.setting import PlannedSetting, plan_setting, study_profile
 from runner.label import setting_label
 from runner.machine.shape import Refusal
@@ -80,7 +87,7 @@ def make_plan(
     for leader, members in zip(best, alike, strict=True):
         if members:
             pair = [leader, *members[:CHECKED]]
-            forecaster.simulate(pair, settings.workload.ladder, 1)
+            forecaster.simulate(pair, settings.workload.ladder, CHECKED_SEEDS)
     checked = [each for members in alike for each in members[:CHECKED]]
     return StudyPlan(
         settings=settings,
@@ -114,18 +121,14 @@ def _refused(
 
 
 def _near(forecaster: Forecaster, simulated: Sequence[PlannedSetting]) -> list[Equivalent]:
-    """Those whose simulations under the first seed agree at every rung.
+    """Those whose simulations agree.
 
     Each is compared with the first of a group, so that small differences do not add up.
     """
     found: list[list[PlannedSetting]] = []
     for planned in simulated:
-        if not forecaster.is_simulated(planned):
-            continue
-        rungs = forecaster.rungs(planned, seeds=1)
         for members in found:
-            first = members[0]
-            if may_be_near(first, planned) and are_near(forecaster.rungs(first, seeds=1), rungs):
+            if may_be_near(members[0], planned) and forecaster.agree(members[0], planned):
                 members.append(planned)
                 break
         else:

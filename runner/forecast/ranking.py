@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
-from runner.forecast.equivalence import are_near
+from runner.forecast.equivalence import near
 from runner.forecast.estimate import Estimator
 from runner.forecast.predict import Progress
 from runner.forecast.prediction import Basis, RungPrediction
@@ -26,6 +26,7 @@ MOST_WORK = 8.0e6
 EQUIVALENCE_WORK = 2.0e6  # kept for settings that look alike
 SEEDS = 3
 SPARE = 3  # candidates beyond the best of each layout
+CHECKED_SEEDS = 2
 CHECKED = 2  # of the settings that look like one that is shown, how many are simulated
 CLOSED_FORM_WORK = 200.0  # microseconds of one ordinary core, as the work of simulations
 NOTE_EVERY = 256
@@ -86,7 +87,7 @@ class Forecaster:
         for planned in settings:
             for level in levels:
                 key = (id(planned), level)
-                for seed in range(len(self._samples.get(key, ())), seeds):
+                for seed in range(len(self._of(planned, level)), seeds):
                     job = make_job(self._settings, self._estimator, planned, level, seed, EFFORT)
                     if self._work + job.work > self._most_work:
                         break
@@ -114,9 +115,20 @@ class Forecaster:
         self._done_work += work
         self._on_progress(Progress(self._done_work, self._total_work))
 
-    def rung(self, planned: PlannedSetting, level: float, seeds: int = SEEDS) -> RungPrediction:
-        """A rung by what is known of it best, under the first `seeds` at most."""
-        samples = self._samples.get((id(planned), level), [])[:seeds]
+    def agree(self, one: PlannedSetting, other: PlannedSetting) -> bool:
+        """Whether two settings were simulated to be near, at every rung, under each shared seed."""
+        for level in self._settings.workload.ladder:
+            pairs = zip(self._of(one, level), self._of(other, level), strict=False)
+            if not all(near(mine.output_throughput, its.output_throughput) for mine, its in pairs):
+                return False
+        return self.is_simulated(one) and self.is_simulated(other)
+
+    def _of(self, planned: PlannedSetting, level: float) -> list[Sample]:
+        return self._samples.get((id(planned), level), [])
+
+    def rung(self, planned: PlannedSetting, level: float) -> RungPrediction:
+        """A rung by what is known of it best."""
+        samples = self._of(planned, level)
         if samples:
             return combine(level, samples)
         known = self._estimates.get(id(planned)) if level == self.objective_level else None
@@ -124,16 +136,16 @@ class Forecaster:
 
     def looks_like(self, one: PlannedSetting, other: PlannedSetting) -> bool:
         """Whether the closed form puts two settings within `NEAR` at the objective's rung."""
-        return are_near([self._estimate(one)], [self._estimate(other)])
+        mine, its = self._estimate(one), self._estimate(other)
+        return near(mine.output_throughput, its.output_throughput)
 
     def _estimate(self, planned: PlannedSetting) -> RungPrediction:
         known = self._estimates.get(id(planned))
         return known or self._estimator.rung(planned, self.objective_level)
 
-    def rungs(self, planned: PlannedSetting, seeds: int = SEEDS) -> tuple[RungPrediction, ...]:
+    def rungs(self, planned: PlannedSetting) -> tuple[RungPrediction, ...]:
         """All rungs, in the order of the ladder."""
-        ladder = self._settings.workload.ladder
-        return tuple(self.rung(planned, level, seeds) for level in ladder)
+        return tuple(self.rung(planned, level) for level in self._settings.workload.ladder)
 
     def is_simulated(self, planned: PlannedSetting) -> bool:
         """Whether every rung was simulated."""
@@ -198,7 +210,7 @@ def rank(
     chosen = {id(planned) for planned in leaders}
     spare = [planned for planned in found if id(planned) not in chosen][:SPARE]
     forecaster.simulate([*baselines, *leaders, *spare], objective, 1)
-    best = best_of_each(forecaster.ordered([*leaders, *spare]))
+    best = best_of_each(forecaster.ordered([*leaders, *spare]))[:top]
     forecaster.simulate([*baselines, *best], objective, SEEDS)
     best = forecaster.ordered(best)
     others = [level for level in ladder if level not in objective]

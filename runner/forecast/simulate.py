@@ -3,10 +3,10 @@
 One job is one rung of one setting under one seed. How long it simulates is bounded by what the
 study would measure and by a budget of work, never by the clock, so that a result does not depend
 on the machine. Once the first requests have ended, a window lasts at least the study's
-`min_window_s` and `lives` lifetimes of a request, and at most `END_LIVES` lifetimes more, in which a
-whole period ends; where that would cost more than `most_work`, as long as that allows, but
-`min_window_s`. A burst runs to its end under the same bound. A load of very long outputs is so cut
-off before its requests end, like the study's own after `max_window_s`.
+`min_window_s` and `lives` lifetimes of a request, and at most `END_LIVES` lifetimes more, so that
+it can end with a whole period; where that would cost more than `most_work`, as long as that allows,
+but `min_window_s`. A burst runs to its end under the same bound. A load of very long outputs is so
+cut off before its requests end, like the study's own after `max_window_s`.
 """
 
 from __future__ import annotations

@@ -73,7 +73,7 @@ def _findings_table(findings: Sequence[Finding]) -> Table:
     for finding in findings:
         words = Text(finding.reason)
         words.append(f"\ne.g. {finding.example}", style="dim")
-        table.add_row(str(finding.count), words)
+        table.add_row(Text(str(finding.count)), words)
     return table
 
 
@@ -115,7 +115,7 @@ def _ranking_table(plan: StudyPlan) -> Table:
     table.add_column("setting", no_wrap=True)
     table.add_column("why", overflow="fold", ratio=1)
     for row in _rows(plan):
-        table.add_row(*_cells(plan, row), style="cyan" if row.name else "")
+        table.add_row(*(Text(cell) for cell in _cells(plan, row)), style="cyan" if row.name else "")
     return table
 
 

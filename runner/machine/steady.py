@@ -182,7 +182,8 @@ class SteadyModel:
         prefill = self._prefill(counts, load, passes)
         context = load.prompt_tokens + load.output_tokens / 2
         visits = [self._decode(count, context) for count in counts]
-        round_s = self._round_s(visits, prefill, passes)
+        occupied = sum(min(count, 1.0) for count in counts)
+        round_s = self._round_s(visits, occupied, prefill, passes)
         rounds = max(load.output_tokens, 1.0) + passes.per_life - 1.0
         life_s = rounds * round_s
         decodes = 1.0 - passes.per_round / len(counts)
@@ -190,7 +191,7 @@ class SteadyModel:
             time_s=round_s,
             work_s=decodes * sum(v.work_s for v in visits) + passes.per_round * prefill.work_s,
             extra_j=decodes * sum(v.extra_j for v in visits) + passes.per_round * prefill.extra_j,
-            slot_s=round_s * sum(min(count, 1.0) for count in counts),
+            slot_s=round_s * occupied,
         ).times(life_s * sent / running / round_s)
         if is_burst:
             phase = self._burst(cap, load, sent, running, phase).plus(self._tail(counts, load))
@@ -199,7 +200,8 @@ class SteadyModel:
         return SteadyState(
             output_throughput=sent * load.output_tokens / phase.time_s,
             tpot_s=(rounds - 1.0) * round_s / max(load.output_tokens - 1.0, 1.0),
-            ttft_s=_first_s(prefill, passes) + queue_s * (0.5 if is_burst else 1.0),
+            ttft_s=self._first_s(prefill, passes, round_s, spread)
+            + queue_s * (0.5 if is_burst else 1.0),
             busy_stages=busy_stages,
             slots=phase.slot_s / phase.time_s,
             in_flight=running,
@@ -272,9 +274,11 @@ class SteadyModel:
         path_s += host.schedule_s + result_s + self._ranks * self._profile.link.hop_s
         return _Visit(stage_s, path_s, cpu_s, launched_s, work_s, extra_j)
 
-    def _round_s(self, visits: Sequence[_Visit], prefill: _Visit, passes: _Passes) -> float:
+    def _round_s(
+        self, visits: Sequence[_Visit], occupied: float, prefill: _Visit, passes: _Passes
+    ) -> float:
         """A mean round: most rounds only decode, some also prefill."""
-        decode_s = self._decode_s(visits)
+        decode_s = self._decode_s(visits, occupied)
         if self._ranks == 1:
             return decode_s + passes.per_round * (prefill.stage_s - decode_s)
         longer_s = prefill.stage_s - max(visit.stage_s for visit in visits)
@@ -283,13 +287,13 @@ class SteadyModel:
         share = 1.0 - math.exp(-passes.per_round / passes.together)
         return decode_s + share * (prefill_s - decode_s)
 
-    def _decode_s(self, visits: Sequence[_Visit]) -> float:
+    def _decode_s(self, visits: Sequence[_Visit], occupied: float) -> float:
         """A round without prefills; results are shipped `depth` launches late."""
         sum_s = sum(visit.stage_s for visit in visits)
         if self._ranks == 1:
             return sum_s
         depth = self._shape.pp_async_batch_depth
-        launches = min(depth, len(visits) - 1)
+        launches = min(float(depth), max(occupied - 1.0, 0.0))
         empty_s = (depth - launches) * self._profile.host.empty_slot_s
         late_s = max(v.launched_s + launches * v.launch_s + empty_s for v in visits)
         return max(sum_s, late_s, *(visit.path_s for visit in visits))
@@ -318,13 +322,22 @@ class SteadyModel:
         left = [count * TAIL_SHARE for count in counts]
         context = load.prompt_tokens + load.output_tokens
         visits = [self._decode(count, context) for count in left]
-        round_s = self._decode_s(visits)
+        occupied = sum(min(count, 1.0) for count in left)
+        round_s = self._decode_s(visits, occupied)
         return _Phase(
             time_s=round_s,
             work_s=sum(visit.work_s for visit in visits),
             extra_j=sum(visit.extra_j for visit in visits),
-            slot_s=round_s * sum(min(count, 1.0) for count in left),
+            slot_s=round_s * occupied,
         ).times(rounds)
+
+    def _first_s(self, prefill: _Visit, passes: _Passes, round_s: float, spread: float) -> float:
+        """From the send to the first token of an admitted request."""
+        first_s = REQUEST_S + prefill.path_s + (passes.together - 1.0) / 2 * prefill.stage_s
+        if self._ranks > 1:
+            return first_s
+        # It waits for the step that runs: a decode, or the first's prefill where all come together.
+        return first_s + (round_s / 2 if spread else prefill.stage_s)
 
     def _power_w(self, busy_stages: float, extra_w: float) -> float:
         """All GPUs: idle, what work adds, and what waiting for the stage before adds."""
@@ -333,8 +346,3 @@ class SteadyModel:
         waiting = POLLING_SHARE * (1.0 - busy_stages / self._ranks)
         polling_w = receivers * waiting * (gpu.communication_w - gpu.server_idle_w)
         return self._shape.gpus * gpu.server_idle_w + extra_w + polling_w
-
-
-def _first_s(prefill: _Visit, passes: _Passes) -> float:
-    """From the send to the first token of an admitted request."""
-    return REQUEST_S + prefill.path_s + (passes.together - 1.0) / 2 * prefill.stage_s
