@@ -16,7 +16,7 @@ engine: {kind: sglang, profile: rtx-pro-6000-x8-kimi-k2.6, model: /no/such/model
 parameters:
   pp_size: {choices: [4, 8]}
   pp_async_batch_depth: {int: [0, 4]}
-  pp_max_micro_batch_size: {choices: [1, 2, 4, 8]}
+  pp_max_micro_batch_size: {choices: [1, 2, 6, 8]}
 baselines:
   - {name: tp8, tp_size: 8, pp_size: 1}
 workload: {prompt_tokens: 16, output_tokens: {uniform: [8, 16]}, concurrency: [1, 6]}
