@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from runner.forecast.lengths import LengthFacts, length_facts
+from runner.forecast.lengths import LengthFacts, expected_longest, length_facts
 from runner.forecast.prediction import Basis, Prediction, RungPrediction
 from runner.forecast.setting import PlannedSetting, plan_setting, study_profile
 from runner.machine.hardware import Profile
@@ -80,13 +80,14 @@ class Estimator:
 
     def load(self, concurrency: int, rate: float | None) -> SteadyLoad:
         """The study's load on one server."""
+        work = self._settings.workload
         return SteadyLoad(
-            protocol=self._settings.workload.protocol,
+            protocol=work.protocol,
             concurrency=concurrency,
             prompt_tokens=self._prompt.mean,
             output_tokens=self._output.mean,
             output_cv=self._output.cv,
-            longest_output_tokens=self._output.longest,
+            longest_output_tokens=expected_longest(work.output_tokens, concurrency),
             rate=rate,
         )
 

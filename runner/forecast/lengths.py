@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from runner.load.workload import draw
@@ -34,6 +34,13 @@ def length_facts(lengths: Lengths) -> LengthFacts:
         drawn = [draw(lengths, (place + 0.5) / QUANTILES) for place in range(QUANTILES)]
     mean = statistics.fmean(drawn)
     return LengthFacts(mean, statistics.pstdev(drawn) / mean, float(max(drawn)))
+
+
+@lru_cache(maxsize=1024)
+def expected_longest(lengths: Lengths, count: int) -> float:
+    """About what the longest of `count` requests has."""
+    law = replace(lengths, values=tuple(sorted(lengths.values)))
+    return float(draw(law, count / (count + 1)))
 
 
 def law_words(lengths: Lengths) -> str:

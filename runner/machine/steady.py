@@ -32,7 +32,7 @@ from runner.trial import LoadProtocol
 
 LIVES = 2.5  # lifetimes after which a closed loop is looked at
 WIDTH = math.sqrt(12.0)  # width of a uniform law in standard deviations
-TAIL_SHARE = 0.5  # of a burst's requests that run on average while the uneven ones end
+TAIL_SHARE = 0.15  # of a burst, to stand for what is left of it while the uneven ones end
 POLLING_SHARE = 0.5  # of a stage's idle time in which its receiving kernel already waits
 REQUEST_S = 1e-3  # from the client to the scheduler
 NO_CHUNKS = 1 << 30
@@ -86,9 +86,6 @@ class _Visit(NamedTuple):
     launched_s: float
     work_s: float
     extra_j: float
-
-
-NO_VISIT = _Visit(0.0, 0.0, 0.0, 0.0, 0.0, 0.0)
 
 
 class _Passes(NamedTuple):
@@ -235,22 +232,27 @@ class SteadyModel:
         return self._visit(tokens, requests, 0.0, is_prefill=True)
 
     def _decode(self, count: float, context: float) -> _Visit:
-        """One decode of `count` requests on average; between whole numbers on a line."""
+        """One decode of `count` requests on average; between whole numbers on a line.
+
+        Of a slot that is sometimes empty, the way through the stages is that of its one request.
+        """
         known = self._decodes.get((count, context))
         if known is None:
-            below = math.floor(count)
-            known = self._decode_whole(below, context)
-            if count > below:
-                above = self._decode_whole(below + 1, context)
-                share = count - below
-                known = _Visit(*(a + share * (b - a) for a, b in zip(known, above, strict=True)))
+            above = math.ceil(count)
+            known = self._visit(above, above, above * context, is_prefill=False)
+            share = count - above + 1
+            if above == 1:
+                known = known._replace(
+                    stage_s=share * known.stage_s,
+                    work_s=share * known.work_s,
+                    extra_j=share * known.extra_j,
+                )
+            elif share < 1:
+                below = self._visit(above - 1, above - 1, (above - 1) * context, is_prefill=False)
+                pairs = zip(below, known, strict=True)
+                known = _Visit(*(low + share * (high - low) for low, high in pairs))
             self._decodes[count, context] = known
         return known
-
-    def _decode_whole(self, count: int, context: float) -> _Visit:
-        if count == 0:
-            return NO_VISIT
-        return self._visit(count, count, count * context, is_prefill=False)
 
     def _visit(self, tokens: int, requests: int, kv_tokens: float, *, is_prefill: bool) -> _Visit:
         host, stages = self._profile.host, self._stages
