@@ -11,6 +11,7 @@ cut off before its requests end, like the study's own after `max_window_s`.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import statistics
@@ -37,6 +38,7 @@ END_LIVES = 1.2
 SAFETY = 1.5  # how much longer than its estimate a burst may last
 WORTH_A_POOL = 1.5e6  # work for which processes are started
 LAUNCH = 0
+PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -209,21 +211,25 @@ def run_jobs(
             samples.append(run_job(job))
             on_done(job.work)
         return samples
-    with ProcessPoolExecutor(workers, get_context("fork"), initializer=_leave_to_parent) as pool:
+    context = get_context("fork")
+    with ProcessPoolExecutor(workers, context, _die_with, (os.getpid(),)) as pool:
         futures = [pool.submit(run_job, job) for job in jobs]
         try:
             for future, job in zip(futures, jobs, strict=True):
                 future.result()
                 on_done(job.work)
-        except KeyboardInterrupt:
-            pool.shutdown(wait=False, cancel_futures=True)
+        except BaseException:
+            pool.shutdown(cancel_futures=True)
             raise
         return [future.result() for future in futures]
 
 
-def _leave_to_parent() -> None:
-    """Ctrl-C goes to every process of the terminal; only the parent says so."""
-    signal.signal(signal.SIGINT, signal.SIG_DFL)
+def _die_with(parent: int) -> None:
+    """Begin a worker: Ctrl-C is its parent's to handle, and it ends when the parent does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it died before the line above
+        os._exit(1)
 
 
 def combine(level: float, samples: Sequence[Sample]) -> RungPrediction:

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 STUDY = """\
@@ -127,3 +130,24 @@ def test_plan_prints_for_people_and_refuses_wrong_input(study: Path) -> None:
     assert missing.returncode == 2
     assert "engine.profile: missing" in missing.stderr
     assert missing.stdout == ""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_an_interrupted_prediction_leaves_no_process(study: Path, sent: signal.Signals) -> None:
+    words = ["predict", study, "--params", "pp_size=8", "--seeds", 200]
+    overrides = ["workload.output_tokens=256", "measure.min_window_s=20", "measure.max_window_s=30"]
+    command = [sys.executable, "-m", "runner.cli", *map(str, words)]
+    command += [word for each in overrides for word in ("--set", each)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        assert process.stderr is not None
+        assert "simulating" in process.stderr.readline()
+        workers = psutil.Process(process.pid).children()
+        os.killpg(process.pid, sent) if sent is signal.SIGINT else process.kill()
+        _, stderr = process.communicate(timeout=60)
+    assert process.returncode == (130 if sent is signal.SIGINT else -sent)
+    assert "Traceback" not in stderr
+    gone, alive = psutil.wait_procs(workers, timeout=30)
+    assert not alive
+    assert gone or os.cpu_count() == 1
