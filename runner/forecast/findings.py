@@ -104,4 +104,4 @@ def _wasted_at(
     elif is_staged and (shape.pp_size - 1) * planned.cap >= sent:
         reason = "the cap lets fewer slots than stages take a burst: stages are idle"
         filled = math.ceil(sent / planned.cap)
-        yield reason, f"{sent} requests fill {filled} slots, {shape.pp_size} stages"
+        yield reason, f"{sent} requests fill {filled} of {shape.pp_size} stages' slots"

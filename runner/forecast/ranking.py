@@ -8,7 +8,7 @@ space and says the same on any machine. What the budget does not reach keeps the
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runner.forecast.equivalence import near
 from runner.forecast.estimate import Estimator
@@ -130,7 +130,11 @@ class Forecaster:
         """A rung by what is known of it best."""
         samples = self._of(planned, level)
         if samples:
-            return combine(level, samples)
+            found = combine(level, samples)
+            if found.objectives:
+                return found
+            # A short window may have shown nothing of a latency.
+            return replace(found, objectives=self._estimator.rung(planned, level).objectives)
         known = self._estimates.get(id(planned)) if level == self.objective_level else None
         return known or self._estimator.rung(planned, level)
 

@@ -12,6 +12,7 @@ from runner.trial import LoadProtocol
 
 NEARLY_ALL = 0.9
 HALF = 0.5
+BOTH = 2
 
 
 def reason_words(
@@ -37,17 +38,15 @@ def _stage_words(planned: PlannedSetting, rung: RungPrediction, protocol: LoadPr
     stages = planned.shape.pp_size
     if stages == 1:
         return ""
+    every = "both" if stages == BOTH else f"all {stages}"
     is_full = rung.busy_stages >= NEARLY_ALL * stages
-    words = (
-        f"all {stages} stages busy"
-        if is_full
-        else f"{rung.busy_stages:.1f} of {stages} stages busy"
-    )
+    words = f"{every} stages busy" if is_full else f"{rung.busy_stages:.1f} of {stages} stages busy"
     if protocol is LoadProtocol.OPEN_LOOP or rung.slots < HALF:
         return words
     filled = max(round(rung.slots), 1)
     each = max(_in_flight(planned, rung) / planned.engines / filled, 1.0)
-    return f"{words}, {each:.2g} requests in each of {filled} slots"
+    requests = "1 request" if f"{each:.2g}" == "1" else f"{each:.2g} requests"
+    return f"{words}, {requests} in " + ("one slot" if filled == 1 else f"each of {filled} slots")
 
 
 def _in_flight(planned: PlannedSetting, rung: RungPrediction) -> float:

@@ -143,7 +143,7 @@ def _cells(plan: StudyPlan, row: Ranked) -> tuple[str, ...]:
         format_number(rung.power_w),
         f"{label} [{row.name}]" if row.name else label,
         row.reason
-        + (f"; {row.alike} caps alike" if row.alike else "")
+        + (f"; {row.alike} more cap{'s' if row.alike > 1 else ''} alike" if row.alike else "")
         + ("; misses a latency limit" if row.misses_slo else ""),
     )
 

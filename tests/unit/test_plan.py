@@ -150,7 +150,7 @@ def test_what_runs_but_wastes_is_warned_of(params: Params, words: str) -> None:
 def test_a_cap_that_leaves_stages_idle_in_a_burst_is_warned_of() -> None:
     settings = with_workload(STUDY, concurrency=(32,))
     settings = replace(settings, objectives=(replace(STUDY.objectives[0], concurrency=32),))
-    assert "32 requests fill 4 slots, 8 stages" in wasted({"pp_size": 8, CAP: 8}, settings)
+    assert "32 requests fill 4 of 8 stages' slots" in wasted({"pp_size": 8, CAP: 8}, settings)
     assert "stages are idle" not in wasted({"pp_size": 8, CAP: 4}, settings)
 
 
