@@ -180,7 +180,8 @@ class SteadyModel:
         context = load.prompt_tokens + load.output_tokens / 2
         visits = [self._decode(count, context) for count in counts]
         occupied = sum(min(count, 1.0) for count in counts)
-        round_s = self._round_s(visits, occupied, prefill, passes)
+        later = self._later(load, occupied)
+        round_s = self._round_s(visits, later, prefill, passes)
         rounds = max(load.output_tokens, 1.0) + passes.per_life - 1.0
         life_s = rounds * round_s
         decodes = 1.0 - passes.per_round / len(counts)
@@ -277,10 +278,10 @@ class SteadyModel:
         return _Visit(stage_s, path_s, cpu_s, launched_s, work_s, extra_j)
 
     def _round_s(
-        self, visits: Sequence[_Visit], occupied: float, prefill: _Visit, passes: _Passes
+        self, visits: Sequence[_Visit], later: float, prefill: _Visit, passes: _Passes
     ) -> float:
         """A mean round: most rounds only decode, some also prefill."""
-        decode_s = self._decode_s(visits, occupied)
+        decode_s = self._decode_s(visits, later)
         if self._ranks == 1:
             return decode_s + passes.per_round * (prefill.stage_s - decode_s)
         longer_s = prefill.stage_s - max(visit.stage_s for visit in visits)
@@ -289,16 +290,22 @@ class SteadyModel:
         share = 1.0 - math.exp(-passes.per_round / passes.together)
         return decode_s + share * (prefill_s - decode_s)
 
-    def _decode_s(self, visits: Sequence[_Visit], occupied: float) -> float:
-        """A round without prefills; results are shipped `depth` launches late."""
+    def _decode_s(self, visits: Sequence[_Visit], later: float) -> float:
+        """A round without prefills; results ship `depth` visits late, `later` of them busy."""
         sum_s = sum(visit.stage_s for visit in visits)
         if self._ranks == 1:
             return sum_s
         depth = self._shape.pp_async_batch_depth
-        launches = min(float(depth), max(occupied - 1.0, 0.0))
-        empty_s = (depth - launches) * self._profile.host.empty_slot_s
-        late_s = max(v.launched_s + launches * v.launch_s + empty_s for v in visits)
+        empty_s = (depth - later) * self._profile.host.empty_slot_s
+        late_s = max(v.launched_s + later * v.launch_s + empty_s for v in visits)
         return max(sum_s, late_s, *(visit.path_s for visit in visits))
+
+    def _later(self, load: SteadyLoad, occupied: float) -> float:
+        """How many of the `depth` slots behind a busy one are busy too."""
+        depth, others = self._shape.pp_async_batch_depth, max(occupied - 1.0, 0.0)
+        if self._ranks > 1 and load.output_cv and load.protocol is not LoadProtocol.BURST:
+            return others * depth / (self._slots - 1)  # they lie anywhere
+        return min(float(depth), others)  # they lie side by side
 
     def _burst(self, cap: int, load: SteadyLoad, sent: int, running: int, phase: _Phase) -> _Phase:
         """A burst but for its tail: equal requests go in waves, the last of them a smaller one."""
@@ -325,7 +332,7 @@ class SteadyModel:
         context = load.prompt_tokens + load.output_tokens
         visits = [self._decode(count, context) for count in left]
         occupied = sum(min(count, 1.0) for count in left)
-        round_s = self._decode_s(visits, occupied)
+        round_s = self._decode_s(visits, self._later(load, occupied))
         return _Phase(
             time_s=round_s,
             work_s=sum(visit.work_s for visit in visits),
