@@ -68,10 +68,14 @@ EMPTY_STEP = Step((), ())
 
 @dataclass(frozen=True, slots=True)
 class GpuActivity:
-    """Cumulative since the server was ready: seconds busy, joules spent (idle power included)."""
+    """Cumulative since the server was ready: seconds busy, joules spent (idle power included).
+
+    `slow_s`: seconds times the share of the full clock that the power limit took.
+    """
 
     busy_s: float
     energy_j: float
+    slow_s: float = 0.0
 
 
 class Pipeline:
@@ -96,13 +100,18 @@ class Pipeline:
         self._heard_s = [start_s] * self._ranks  # when it knew of that iteration's requests
         self._sent_s = [start_s] * self._ranks  # when it passed results on in it
         self._gpu_s = [start_s] * self._ranks  # when its GPU is free
+        self._accepted_s = start_s  # when HTTP had taken in the newest request
+        self._arrived_s = start_s  # when the newest request in the scheduler came
+        self._free_s = start_s  # overlapped: when the CPU could turn to the next launch
         lag = slots(shape) + self._ranks
         self._recent: list[Batch | None] = [None] * lag  # newest iteration first
         self._busy_s = [0.0] * self._ranks
         self._extra_j = [0.0] * self._ranks  # beyond idle
+        self._slow_s = [0.0] * self._ranks
         self._polling_w = profile.gpu.communication_w - profile.gpu.server_idle_w
-        # The newest stretches of each GPU: start, end, share of it that is work, extra watts.
-        self._spans: list[deque[tuple[float, float, float, float]]] = [
+        # The newest stretches of each GPU: start, end, share of it that is work, extra watts,
+        # share of the clock that is lost.
+        self._spans: list[deque[tuple[float, float, float, float, float]]] = [
             deque(maxlen=8 * lag + 16) for _ in range(self._ranks)
         ]
 
@@ -133,6 +142,11 @@ class Pipeline:
         return len(self._scheduler.waiting) + len(self._pending)
 
     @property
+    def retractions(self) -> int:
+        """How often a request lost its KV cache and went back to the queue."""
+        return self._scheduler.retractions
+
+    @property
     def cap(self) -> int:
         """The cap on a slot's requests as it stands."""
         return self._scheduler.cap
@@ -142,7 +156,14 @@ class Pipeline:
         self._scheduler.cap = cap
 
     def submit(self, request: PipelineRequest, now_s: float) -> None:
-        """A request reaches rank 0 at `now_s`; iterations that start from then on see it."""
+        """A request reaches the server at `now_s`, and rank 0 as soon as HTTP lets it.
+
+        Iterations that start from then on see it.
+        """
+        host = self._profile.host
+        if host.accept_s > 0.0:
+            self._accepted_s = now_s = max(self._accepted_s, now_s) + host.accept_s
+        now_s += host.http_s
         place = len(self._pending)
         while place and self._pending[place - 1][0] > now_s:
             place -= 1
@@ -176,7 +197,8 @@ class Pipeline:
             return EMPTY_STEP
         pending, scheduler = self._pending, self._scheduler
         while pending and pending[0][0] <= start_s:
-            scheduler.submit(pending.popleft()[1])
+            self._arrived_s, request = pending.popleft()
+            scheduler.submit(request)
         self._cpu_s[0] = start_s
         slot = scheduler.slots[self._iteration % len(scheduler.slots)]
         self._iteration += 1
@@ -199,13 +221,15 @@ class Pipeline:
         activities: list[GpuActivity] = []
         for rank in range(self._ranks):
             busy_s, extra_j = self._busy_s[rank], self._extra_j[rank]
-            for start_s, end_s, busy, watts in reversed(self._spans[rank]):
+            slow_s = self._slow_s[rank]
+            for start_s, end_s, busy, watts, slow in reversed(self._spans[rank]):
                 if end_s <= until_s:
                     break
                 beyond_s = end_s - max(start_s, until_s)
                 busy_s -= beyond_s * busy
                 extra_j -= beyond_s * watts
-            activities += [GpuActivity(busy_s, idle_j + extra_j)] * self._tp_size
+                slow_s -= beyond_s * slow
+            activities += [GpuActivity(busy_s, idle_j + extra_j, slow_s)] * self._tp_size
         return tuple(activities)
 
     def _price(self, batch: Batch) -> None:
@@ -217,6 +241,7 @@ class Pipeline:
         cost = stages.cost(batch.tokens, requests, has_graph=batch.has_graph)
         batch.gpu_s, batch.launch_s = cost.gpu_s, cost.launch_s
         batch.watts = cost.busy_w - self._profile.gpu.server_idle_w
+        batch.slow = 1.0 - cost.clock
         batch.result_s = host.result_s + requests * host.result_request_s
         batch.noise = self._launches
         self._launches += 1
@@ -230,13 +255,41 @@ class Pipeline:
         start_s = self._cpu_s[0]
         noise = self._noise[batch.noise % NOISE_DRAWS]
         gpu_s = (batch.gpu_s[0] + batch.kv_tokens * self._stages.kv_s[0]) * noise
+        if host.is_overlapped:
+            self._overlap(batch, gpu_s, noise)
+            return batch
         cpu_s = (host.schedule_s + batch.launch_s[0]) * noise + batch.result_s
-        self._record(0, start_s, start_s + gpu_s, batch.watts)
+        self._record(0, start_s, start_s + gpu_s, batch)
         if host.is_blocking:
             self._cpu_s[0] = start_s + gpu_s + cpu_s
         else:
             self._cpu_s[0] = start_s + max(gpu_s, cpu_s)
         return batch
+
+    def _overlap(self, batch: Batch, gpu_s: float, noise: float) -> None:
+        """SGLang's event_loop_overlap: launch a batch, then handle the result of the one before.
+
+        So a batch is launched while the GPU runs the one before it, and its own result waits for
+        the launch of the next one (of one decode more, where nothing is left to decode).
+        """
+        host, stages = self._profile.host, self._stages
+        seen_s = max(self._free_s, self._arrived_s) + host.schedule_s * noise
+        launched_s = seen_s + batch.launch_s[0] * noise
+        # A graph starts when it is launched; eager kernels start while later ones are launched.
+        begin_s = max(launched_s if batch.has_graph else seen_s, self._gpu_s[0])
+        next_launch_s = batch.launch_s[0]
+        if batch.is_prefill:
+            running = batch.running + batch.new_seqs
+            has_graph = stages.has_graph(running, is_prefill=False)
+            next_launch_s = stages.cost(running, running, has_graph=has_graph).launch_s[0]
+        self._free_s = max(launched_s, self._gpu_s[0]) + batch.result_s
+        self._gpu_s[0] = batch.end_s = max(begin_s + gpu_s, launched_s)
+        # Time has passed to the last result already, so work that began before it counts from then.
+        shown = self._spans[0]
+        begin_s = max(begin_s, self._cpu_s[0], shown[-1][1] if shown else begin_s)
+        self._record(0, begin_s, begin_s + gpu_s, batch)
+        launched_next_s = self._free_s + (host.schedule_s + next_launch_s) * noise
+        self._cpu_s[0] = max(self._cpu_s[0], launched_next_s, batch.end_s) + batch.result_s
 
     def _run_stages(self, batch: Batch | None) -> Batch | None:
         """Iteration k of rank 0, k - 1 of rank 1 and so on; returns what rank 0 has the result of.
@@ -264,27 +317,33 @@ class Pipeline:
 
     def _launch(self, rank: int, batch: Batch, heard_s: float) -> None:
         """What a visit to a slot with a batch does, up to the launch."""
-        host, gpu_s = self._profile.host, self._gpu_s
+        host, gpu_s, cpu_s = self._profile.host, self._gpu_s, self._cpu_s
         now_s = heard_s + host.schedule_s
-        ready_s = gpu_s[rank]
+        gpu_free_s = ready_s = gpu_s[rank]
         if rank:
             # The rank before it sends its output at the end of this same iteration.
-            now_s = max(now_s, self._cpu_s[rank - 1] + host.message_s)
-            ready_s = max(ready_s, gpu_s[rank - 1] + self._profile.link.hop_s)
-        self._sent_s[rank] = now_s
+            sent_s = cpu_s[rank - 1] + host.message_s
+            if sent_s > now_s:
+                now_s = sent_s
+            arrived_s = gpu_s[rank - 1] + self._profile.link.hop_s
+            if arrived_s > ready_s:
+                ready_s = arrived_s
         noise = self._noise[(batch.noise + rank * NOISE_STRIDE) % NOISE_DRAWS]
         work_s = (batch.gpu_s[rank] + batch.kv_tokens * self._stages.kv_s[rank]) * noise
         launched_s = now_s + batch.launch_s[rank] * noise
         # A graph starts when it is launched; eager kernels start while later ones are launched.
-        begin_s = max(launched_s if batch.has_graph else now_s, ready_s)
-        polls_from_s = max(now_s, gpu_s[rank])
-        if rank and begin_s > polls_from_s:
-            self._poll(rank, polls_from_s, begin_s)
-        self._record(rank, begin_s, begin_s + work_s, batch.watts)
-        gpu_s[rank] = batch.end_s = max(begin_s + work_s, launched_s)
-        self._cpu_s[rank] = batch.end_s if host.is_blocking else launched_s
-        if self._depth == 0:
-            self._sent_s[rank] = self._cpu_s[rank]
+        begin_s = launched_s if batch.has_graph else now_s
+        if ready_s > begin_s:
+            begin_s = ready_s
+        if rank:
+            polls_from_s = now_s if now_s > gpu_free_s else gpu_free_s
+            if begin_s > polls_from_s:
+                self._poll(rank, polls_from_s, begin_s)
+        end_s = begin_s + work_s
+        self._record(rank, begin_s, end_s, batch)
+        gpu_s[rank] = batch.end_s = end_s if end_s > launched_s else launched_s
+        cpu_s[rank] = batch.end_s if host.is_blocking else launched_s
+        self._sent_s[rank] = cpu_s[rank] if self._depth == 0 else now_s
 
     def _take_results(self) -> Batch | None:
         """Every rank waits for and processes the result of its next slot."""
@@ -302,15 +361,18 @@ class Pipeline:
                 cpu_s[rank] = max(cpu_s[rank], sent_s[rank - 1] + hop_s) + passed.result_s
         return done
 
-    def _record(self, rank: int, start_s: float, end_s: float, watts: float) -> None:
+    def _record(self, rank: int, start_s: float, end_s: float, batch: Batch) -> None:
+        watts, slow = batch.watts, batch.slow
         self._busy_s[rank] += end_s - start_s
         self._extra_j[rank] += (end_s - start_s) * watts
-        self._spans[rank].append((start_s, end_s, 1.0, watts))
+        if slow:
+            self._slow_s[rank] += (end_s - start_s) * slow
+        self._spans[rank].append((start_s, end_s, 1.0, watts, slow))
 
     def _poll(self, rank: int, start_s: float, end_s: float) -> None:
         """The kernel that receives from the rank before waits: energy, but no work."""
         self._extra_j[rank] += (end_s - start_s) * self._polling_w
-        self._spans[rank].append((start_s, end_s, 0.0, self._polling_w))
+        self._spans[rank].append((start_s, end_s, 0.0, self._polling_w, 0.0))
 
 
 def _noise(profile: Profile, seed: int) -> tuple[float, ...]:

@@ -26,7 +26,7 @@ DEMO: dict[str, Any] = {
 
 CPU: dict[str, Any] = {
     "name": "tiny",
-    "engine": {"kind": "emulated", "profile": "cpu-blocking-pp2", "time_scale": 1},
+    "engine": {"kind": "emulated", "profile": "cpu-blocking-pp2", "time_scale": 50},
     "hardware": {"gpus": 2},
     "parameters": {
         "pp_size": {"choices": [1, 2]},
@@ -36,7 +36,7 @@ CPU: dict[str, Any] = {
     # Long requests: what a busy machine adds between two of them must not count.
     "workload": {"prompt_tokens": 16, "output_tokens": 256, "concurrency": [1, 4]},
     "search": {"trials": 3, "seed": 0},
-    "measure": {"precision": 0.2, "min_window_s": 1, "max_window_s": 3, "finalists": 1},
+    "measure": {"precision": 0.2, "min_window_s": 50, "max_window_s": 150, "finalists": 1},
 }
 
 

@@ -14,6 +14,8 @@ from pathlib import Path
 
 LEASE_VARIABLE = "SGLANG_RUNNER_LEASE"
 """Environment variable that marks a server and all its children with their lease's token."""
+START_VARIABLE = "SGLANG_RUNNER_START"
+"""Environment variable that tells a server which start it is: LAUNCH/REPLICA/ATTEMPT."""
 
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")

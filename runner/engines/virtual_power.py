@@ -46,6 +46,7 @@ class VirtualMeter:
         activities = self._read(time_s)
         for uuid, before, after in zip(self._gpus.uuids, self._last, activities, strict=True):
             busy = (after.busy_s - before.busy_s) / PERIOD_S
+            slow = (after.slow_s - before.slow_s) / PERIOD_S
             self.samples.append(
                 PowerSample(
                     time_s=time_s,
@@ -54,7 +55,7 @@ class VirtualMeter:
                     energy_j=self._base_j + after.energy_j,
                     utilization=min(max(busy, 0.0), 1.0),
                     memory_used_bytes=self._gpus.memory_used_bytes,
-                    sm_clock_mhz=hardware.sm_clock_mhz,
+                    sm_clock_mhz=hardware.sm_clock_mhz * (1.0 - min(max(slow, 0.0), 1.0)),
                     throttled=False,
                 )
             )

@@ -17,7 +17,7 @@ from runner.forecast.findings import most_per_engine
 from runner.forecast.lengths import length_facts
 from runner.forecast.setting import PlannedSetting
 from runner.machine.hardware import Profile
-from runner.machine.shape import ServerShape, uses_graph
+from runner.machine.shape import ServerShape, stage_layers, uses_graph
 from runner.settings import StudySettings
 from runner.trial import Params
 
@@ -47,7 +47,7 @@ def flag_key(profile: Profile, planned: PlannedSetting) -> Hashable:
     has_graph = uses_graph(profile, shape)
     is_staged = shape.pp_size > 1
     return (
-        _layout(planned),
+        _layout(profile, planned),
         planned.cap if is_staged else None,
         resolved.max_running_requests,
         resolved.chunked_prefill_size,
@@ -71,7 +71,7 @@ def load_key(settings: StudySettings, profile: Profile, planned: PlannedSetting)
     cap = min(planned.cap, sent) if shape.pp_size > 1 else sent
     graph_bs = resolved.cuda_graph_max_bs if uses_graph(profile, shape) else 0
     return (
-        _layout(planned),
+        _layout(profile, planned),
         cap,
         min(resolved.max_running_requests, sent),
         min(chunk, prompt) if chunk > 0 else prompt,
@@ -83,11 +83,11 @@ def load_key(settings: StudySettings, profile: Profile, planned: PlannedSetting)
     )
 
 
-def _layout(planned: PlannedSetting) -> Hashable:
+def _layout(profile: Profile, planned: PlannedSetting) -> Hashable:
     shape = planned.shape
     depth = shape.pp_async_batch_depth if shape.pp_size > 1 else 0
     sizes = (shape.tp_size, shape.pp_size, shape.ep_size, planned.dp_size, depth)
-    return (*sizes, planned.launch.replicas)
+    return (*sizes, planned.launch.replicas, stage_layers(profile.model.layers, shape))
 
 
 def _unmodelled(planned: PlannedSetting) -> Hashable:

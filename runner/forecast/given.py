@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from runner.errors import ConfigError
+from runner.machine.shape import PARTITION
 from runner.settings import StudySettings
 from runner.study_file.mistake import near_match, show
 from runner.study_file.reading import parse_yaml
@@ -18,7 +19,7 @@ def parse_params(settings: StudySettings, text: str) -> Params:
     """The setting; raises ConfigError for an unknown or doubled name and for a wrong value."""
     declared = {parameter.name for parameter in settings.parameters}
     params: dict[str, ParamValue] = {}
-    for part in text.split(","):
+    for part in _parts(text):
         name, equals, written = (piece.strip() for piece in part.partition("="))
         if not equals or not name:
             raise ConfigError(f"--params: found {part.strip()!r}, {EXPECTED}")
@@ -28,6 +29,17 @@ def parse_params(settings: StudySettings, text: str) -> Params:
             raise ConfigError(f"--params: {name} is given twice; keep one")
         params[name] = _value(name, written)
     return params
+
+
+def _parts(text: str) -> list[str]:
+    """The settings of the text; only pp_layer_partition has commas in its value: 8,8,7,8."""
+    parts: list[str] = []
+    for piece in text.split(","):
+        if parts and parts[-1].strip().startswith(PARTITION) and piece.strip().isdecimal():
+            parts[-1] += f",{piece}"
+        else:
+            parts.append(piece)
+    return parts
 
 
 def _name_mistake(name: str, of_study: Collection[str]) -> str | None:

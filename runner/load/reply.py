@@ -14,6 +14,7 @@ from typing import Final, Protocol
 
 _COUNT_KEY: Final = b'"completion_tokens":'
 _NUMBER: Final = re.compile(rb"\s*(\d+)")
+_IDS: Final = re.compile(rb'"output_ids":\s*\[([\d,\s]+)\]')
 _EVENT_END: Final = b"\n\n"
 _HTTP_OK: Final = 200
 _LONGEST_ERROR: Final = 300
@@ -31,6 +32,7 @@ class Reply:
     __slots__ = (
         "_before_last",
         "_count",
+        "_earlier",
         "_last",
         "_tail",
         "_total",
@@ -50,6 +52,7 @@ class Reply:
         self._tail = b""
         self._last = b""
         self._before_last = b""
+        self._earlier = b""
 
     def feed(self, body: bytes, now_s: float) -> None:
         """Take the next bytes of the body, read from the socket at `now_s`."""
@@ -70,7 +73,7 @@ class Reply:
             if number is None:
                 self.fail(f"a token count cannot be read: {_shorten(event)}")
                 continue
-            self._before_last, self._last = self._last, event
+            self._earlier, self._before_last, self._last = self._before_last, self._last, event
             new = int(number[1]) - self._count
             if new > 0:
                 self._count += new
@@ -119,6 +122,26 @@ class Reply:
             self.fail("the stream ended without a finish reason")
         elif reason not in {"length", "stop"}:
             self.fail(f"the server finished the request with {reason!r}")
+        elif (sent := self._sent_ids()) not in {None, self._count}:
+            self.fail(f"the server counts {self._count} tokens but has sent {sent}")
+
+    def _sent_ids(self) -> int | None:
+        """Token ids in the last event, None where that is not all of them.
+
+        Events repeat all ids unless the server was told to send the new ones only; an event that
+        is neither the first nor the last shows which.
+        """
+        before = self._before_last
+        number = _NUMBER.match(before, before.rfind(_COUNT_KEY) + len(_COUNT_KEY))
+        if not self._earlier or number is None or _ids_in(before) != int(number[1]):
+            return None
+        return _ids_in(self._last)
+
+
+def _ids_in(event: bytes) -> int | None:
+    """How many token ids an event carries, None for an event without any."""
+    found = _IDS.search(event)
+    return None if found is None else found[1].count(b",") + 1
 
 
 def _event_json(event: bytes) -> dict[str, object]:

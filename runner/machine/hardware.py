@@ -17,7 +17,13 @@ class GpuHardware:
     `bandwidth_bytes_per_s` and `flop_per_s` are what kernels reach, not what the vendor prints.
     A GPU that waits for memory draws `memory_bound_w`, one that only computes
     `compute_bound_w`, one that waits for its peers in a collective `communication_w`; `idle_w`
-    is without a server, `server_idle_w` with an idle one.
+    is without a server, `server_idle_w` with an idle one. In kernel tails (KernelCosts.layer_s)
+    it draws `tail_w`; None: as much as when it waits for memory.
+
+    `compute_bound_w` may lie above `power_limit_w`: then what would draw more than the limit runs
+    at a lower clock, at which it draws the limit. Power beyond idle goes with
+    clock ** clock_exponent (2 to 3 by dynamic power f V^2), and `flop_per_s` is what the full
+    clock `sm_clock_mhz` reaches. 0: the clock stays, power is cut at the limit.
     """
 
     name: str
@@ -31,6 +37,8 @@ class GpuHardware:
     communication_w: float
     power_limit_w: float
     sm_clock_mhz: float
+    tail_w: float | None = None
+    clock_exponent: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +90,10 @@ class HostCosts:
     `eager_layer_s` for each layer), then `result_s` and `result_request_s` per request when a
     result is processed. `empty_slot_s`: an iteration whose slot is empty. `message_s`: passing
     a message to the next rank. `is_blocking`: the forward runs in the scheduler's own thread.
+    `is_overlapped`: a result is handled once the next batch is launched (SGLang's overlap
+    schedule, without stages only); this shows in the time to first token. A request takes
+    `http_s` through HTTP and the tokenizer process and back, which take in one request after
+    another, `accept_s` each: a burst trickles in.
     """
 
     schedule_s: float
@@ -92,6 +104,9 @@ class HostCosts:
     empty_slot_s: float
     message_s: float
     is_blocking: bool
+    is_overlapped: bool = False
+    http_s: float = 0.0
+    accept_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,23 +115,31 @@ class KernelCosts:
 
     `layer_s`: kernel tails of one layer. `split_cost`: experts cut over n GPUs are read
     1 + split_cost * log2(n) times slower than whole ones (which expert parallelism keeps).
+    `batch_s`: what one layer loses to padding when its kernels get many tokens instead of one;
+    half of it is lost with `batch_half_tokens` tokens beyond the first. GPUs that share the layer
+    share it.
     """
 
     layer_s: float
     split_cost: float
+    batch_s: float = 0.0
+    batch_half_tokens: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
 class Backend:
     """An attention backend: factors on eager CPU time, on reading KV, on a layer's kernel tails.
 
-    `request_s`: CPU seconds per request and step. `has_graph`: it can run in a CUDA graph.
+    `request_s`: CPU seconds per request and step when eager. `sequence_s`: GPU seconds per request
+    and step, what attention costs for every sequence however short. `has_graph`: it can run in a
+    CUDA graph.
     """
 
     eager_factor: float = 1.0
     kv_factor: float = 1.0
     layer_factor: float = 1.0
     request_s: float = 0.0
+    sequence_s: float = 0.0
     has_graph: bool = True
 
 

@@ -6,8 +6,12 @@ the chunk budget; a slot that was refused stays closed until it loses a request;
 first; requests never move between slots; one prompt at a time is prefilled in chunks, which go to
 consecutive slots.
 
-Retraction is left out: a request reserves KV room for its whole output when it is admitted, so
-the cache never overflows and admission is stricter than SGLang's when memory is tight.
+KV room: a request is admitted if its prompt and its output fit beside what is in use and what
+the requests of the *same slot* will still need; other slots' needs are not looked at. So with
+several slots more is admitted than fits in the end, and a slot that cannot grow retracts requests
+(those with the fewest output tokens first): they go back to the queue and are prefilled again,
+with what they had produced. As in SGLang 0.5.23 for requests of a fixed length; where that aborts
+the last request of a slot, here it is retracted too.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
+
+MOST_RESERVED_TOKENS = 4096  # of one request's output still to come: SGLang's CLIP_MAX_NEW_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,19 +68,48 @@ class Limits:
 
 
 class Work:
-    """A request inside the server. `context` counts its tokens in the KV cache."""
+    """A request inside the server.
 
-    __slots__ = ("context", "done", "is_aborted", "request_id", "reserved", "to_prefill", "wanted")
+    `context`: its prefilled tokens in the KV cache; `recomputed` of them are output tokens that
+    were prefilled again after a retraction.
+    """
 
-    def __init__(self, request: PipelineRequest, most_kv_tokens: int) -> None:
+    __slots__ = (
+        "context",
+        "done",
+        "is_aborted",
+        "prompt_tokens",
+        "recomputed",
+        "request_id",
+        "to_prefill",
+        "wanted",
+    )
+
+    def __init__(self, request: PipelineRequest) -> None:
         self.request_id = request.request_id
         self.wanted = max(request.output_tokens, 1)
-        self.done = 0
+        self.done = self.recomputed = 0
         cached = min(request.cached_tokens, request.prompt_tokens - 1)
         self.context = max(cached, 0)
+        self.prompt_tokens = max(request.prompt_tokens, 1)
         self.to_prefill = max(request.prompt_tokens - self.context, 1)
-        self.reserved = min(request.prompt_tokens + self.wanted, most_kv_tokens)
         self.is_aborted = False
+
+    @property
+    def held(self) -> int:
+        """Its tokens in the KV cache."""
+        return self.context + self.done - self.recomputed
+
+    @property
+    def to_come(self) -> int:
+        """The output tokens that admission keeps room for."""
+        return min(self.wanted - self.done, MOST_RESERVED_TOKENS)
+
+    def retract(self) -> None:
+        """Lose the KV cache: prompt and output so far are prefilled again."""
+        self.context = 0
+        self.recomputed = self.done
+        self.to_prefill = self.prompt_tokens + self.done
 
 
 class Batch:
@@ -95,6 +130,7 @@ class Batch:
         "result_s",
         "running",
         "slot",
+        "slow",
         "tokens",
         "watts",
         "works",
@@ -110,7 +146,7 @@ class Batch:
         self.has_graph = False
         self.gpu_s: tuple[float, ...] = ()
         self.launch_s: tuple[float, ...] = ()
-        self.watts = self.result_s = self.end_s = 0.0
+        self.watts = self.slow = self.result_s = self.end_s = 0.0
         self.noise = 0
 
 
@@ -133,10 +169,11 @@ class Scheduler:
         self.cap = cap
         self.rows = 0
         self.kv_used = 0
+        self.retractions = 0  # ever
         self.waiting: deque[Work] = deque()
         self.slots = [Slot(index) for index in range(limits.slots)]
         self._limits = limits
-        self._kv_reserved = 0
+        self._kv_coming = 0  # tokens of decodes on their way
         self._admitted: dict[str, Work] = {}
         self._chunked: Work | None = None
         self._aborted = 0  # of the admitted
@@ -148,7 +185,7 @@ class Scheduler:
 
     def submit(self, request: PipelineRequest) -> None:
         """Queue a request."""
-        self.waiting.append(Work(request, self._limits.kv_tokens))
+        self.waiting.append(Work(request))
 
     def abort(self, request_id: str) -> bool:
         """Take a request out: at once if it waits, else when its slot's next result is there."""
@@ -176,13 +213,20 @@ class Scheduler:
             batch = self._admit(slot)
             if batch is not None:
                 return batch
-        if slot.running:
-            return Batch(slot, slot.running, is_prefill=False)
-        return None
+        if not slot.running:
+            return None
+        if self._kv_free < len(slot.running) and self.rows > 1:
+            self._retract(slot)
+            if not slot.running:
+                return None
+        self._kv_coming += len(slot.running)
+        return Batch(slot, slot.running, is_prefill=False)
 
     def finish(self, batch: Batch, time_s: float, tokens: list[Token]) -> BatchReport:
         """Process a batch's result at `time_s`: a token for each of its requests."""
         slot, works = batch.slot, batch.works
+        if not batch.is_prefill:
+            self._kv_coming -= len(works)
         if self._aborted:
             works = self._without_aborted(slot, works)
         has_ended = False
@@ -195,7 +239,7 @@ class Scheduler:
         self.kv_used += count
         if batch.is_prefill:
             slot.running += works
-            slot.context += sum(work.context for work in works)
+            slot.context += sum(work.held for work in works) - count
         slot.context += count
         if has_ended:
             self._release_ended(slot)
@@ -224,13 +268,17 @@ class Scheduler:
         elif slot.is_closed:
             return None
         is_refused = False
+        promised = -1
         while self.waiting and budget > 0 and not is_refused:
             work = self.waiting[0]
-            is_refused = len(admitted) >= allowed or not self._has_kv_room(work)
+            if promised < 0 and len(admitted) < allowed:
+                promised = sum(one.to_come for one in (*slot.running, *admitted))
+            is_refused = len(admitted) >= allowed or not self._has_kv_room(work, promised)
             if not is_refused:
                 self._take_row(self.waiting.popleft())
                 admitted.append(work)
                 budget -= self._prefill(work, budget)
+                promised += work.to_come
         batch = self._prefill_batch(slot, admitted, limits.chunk_tokens - budget)
         # A slot without requests never closes: nothing would ever open it again.
         if is_refused and (slot.running or (batch is not None and batch.works)):
@@ -252,7 +300,6 @@ class Scheduler:
     def _take_row(self, work: Work) -> None:
         self.rows += 1
         self.kv_used += work.context
-        self._kv_reserved += work.reserved
         self._admitted[work.request_id] = work
 
     def _prefill(self, work: Work, budget: int) -> int:
@@ -263,8 +310,25 @@ class Scheduler:
         work.context += taken
         return taken
 
-    def _has_kv_room(self, work: Work) -> bool:
-        return self._kv_reserved + work.reserved <= self._limits.kv_tokens
+    @property
+    def _kv_free(self) -> int:
+        return self._limits.kv_tokens - self.kv_used - self._kv_coming
+
+    def _has_kv_room(self, work: Work, promised: int) -> bool:
+        """Whether a request fits beside what its slot's others will need; alone it always does."""
+        needed = work.context + work.to_prefill + work.to_come
+        return not self.rows or needed <= self._kv_free - promised
+
+    def _retract(self, slot: Slot) -> None:
+        """Send requests of a slot back to the queue until the others can grow by a token."""
+        order = sorted(slot.running, key=lambda work: (-work.done, work.prompt_tokens))
+        while order and self._kv_free < len(order) and self.rows > 1:
+            work = order.pop()
+            self._release(work)
+            work.retract()
+            self.waiting.append(work)
+            self.retractions += 1
+        self._keep(slot, order)
 
     def _drop_aborted_chunk(self) -> Work | None:
         chunked = self._chunked
@@ -296,11 +360,10 @@ class Scheduler:
 
     def _keep(self, slot: Slot, alive: list[Work]) -> None:
         slot.running = alive
-        slot.context = sum(work.context + work.done for work in alive)
+        slot.context = sum(work.held for work in alive)
         slot.is_closed = False
 
     def _release(self, work: Work) -> None:
         del self._admitted[work.request_id]
         self.rows -= 1
-        self._kv_reserved -= work.reserved
-        self.kv_used -= work.context + work.done
+        self.kv_used -= work.held

@@ -5,7 +5,7 @@ Pure. Rules are those of SGLang 0.5.23 as far as they decide what runs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from runner.machine.hardware import Profile
@@ -31,6 +31,7 @@ class ServerShape:
     attention_backend: str | None = None
     mem_fraction_static: float | None = None
     max_total_tokens: int | None = None
+    pp_layer_partition: tuple[int, ...] | None = None
 
     @property
     def gpus(self) -> int:
@@ -86,7 +87,7 @@ class RefusalKind(StrEnum):
     SIZES = "sizes out of range"
     GPUS = "not enough GPUs"
     HEADS = "attention heads not divisible"
-    LAYERS = "more stages than layers"
+    LAYERS = "layers do not fit the stages"
     EXPERTS = "expert parallelism"
     BACKEND = "attention backend refused"
     MEMORY = "out of memory"
@@ -120,6 +121,8 @@ MEMORY_TIERS = (
     MemoryTier(float("inf"), 16384, 512, 512),
 )
 WIDE_TP = 4
+PARTITION = "pp_layer_partition"
+PARTITION_VARIABLE = "SGLANG_PP_LAYER_PARTITION"
 
 
 def shape_of(args: Params) -> ServerShape:
@@ -137,6 +140,7 @@ def shape_of(args: Params) -> ServerShape:
         attention_backend=_text(args.get("attention_backend")),
         mem_fraction_static=_fraction(args.get("mem_fraction_static")),
         max_total_tokens=_optional(args.get("max_total_tokens")),
+        pp_layer_partition=partition_of(args.get(PARTITION)),
     )
 
 
@@ -147,10 +151,25 @@ def slots(shape: ServerShape) -> int:
     return shape.pp_size + shape.pp_async_batch_depth
 
 
-def stage_layers(layers: int, pp_size: int) -> tuple[int, ...]:
-    """Layers of each stage; the last stages take the remainder."""
-    base, remainder = divmod(layers, pp_size)
-    return tuple(base + (rank >= pp_size - remainder) for rank in range(pp_size))
+def stage_layers(layers: int, shape: ServerShape) -> tuple[int, ...]:
+    """Layers of each stage: as the partition says, else even, the last stages with the rest.
+
+    A partition of another length is what `refusal` names.
+    """
+    partition = shape.pp_layer_partition
+    if partition is not None and len(partition) == shape.pp_size:
+        return partition
+    base, remainder = divmod(layers, shape.pp_size)
+    first_longer = shape.pp_size - remainder
+    return tuple(base + (rank >= first_longer) for rank in range(shape.pp_size))
+
+
+def partition_of(value: ParamValue | None) -> tuple[int, ...] | None:
+    """The layers of each stage from text such as `8,8,8,8,8,7,7,7`; empty when it is not that."""
+    if value is None:
+        return None
+    numbers = [number.strip() for number in str(value).split(",")]
+    return tuple(int(number) for number in numbers) if all(map(str.isdecimal, numbers)) else ()
 
 
 def graph_sizes(max_bs: int) -> tuple[int, ...]:
@@ -223,12 +242,14 @@ def uses_graph(profile: Profile, shape: ServerShape) -> bool:
 
 
 def stage_weight_bytes(profile: Profile, shape: ServerShape) -> float:
-    """Weights on each GPU of the heaviest stage (the last: most layers, and the head)."""
+    """Weights on each GPU of the heaviest stage; the first has the embedding, the last the head."""
     model = profile.model
-    layers = stage_layers(model.layers, shape.pp_size)[-1]
-    heads = 2 if shape.pp_size == 1 else 1
+    layers = stage_layers(model.layers, shape)
     layer_bytes = model.shared_bytes + model.experts * model.expert_bytes
-    return (layers * layer_bytes + heads * model.head_bytes) / shape.tp_size
+    stages = [count * layer_bytes for count in layers]
+    stages[0] += model.head_bytes  # the embedding
+    stages[-1] += model.head_bytes
+    return max(stages) / shape.tp_size
 
 
 def memory_used_bytes(profile: Profile, shape: ServerShape) -> int:
@@ -264,12 +285,27 @@ def _refused_sizes(profile: Profile, shape: ServerShape) -> Refusal | None:
             RefusalKind.LAYERS,
             f"pp_size {shape.pp_size} is more than the model's {model.layers} layers",
         )
+    partition = shape.pp_layer_partition
+    if partition is not None and not _is_partition(partition, model.layers, shape.pp_size):
+        return Refusal(
+            RefusalKind.LAYERS,
+            f"pp_layer_partition must list the layers of {shape.pp_size} stages, each 1 or more, "
+            f"together {model.layers}, as in {','.join(map(str, _even(model.layers, shape)))}",
+        )
     if shape.ep_size > 1 and (not model.experts or shape.tp_size % shape.ep_size):
         return Refusal(
             RefusalKind.EXPERTS,
             f"ep_size {shape.ep_size} must divide tp_size {shape.tp_size} of a model of experts",
         )
     return None
+
+
+def _is_partition(partition: tuple[int, ...], layers: int, pp_size: int) -> bool:
+    return len(partition) == pp_size and min(partition) >= 1 and sum(partition) == layers
+
+
+def _even(layers: int, shape: ServerShape) -> tuple[int, ...]:
+    return stage_layers(layers, replace(shape, pp_layer_partition=None))
 
 
 def _refused_backend(profile: Profile, shape: ServerShape) -> Refusal | None:
@@ -321,7 +357,7 @@ def _capacity_tokens(profile: Profile, shape: ServerShape, fraction: float) -> i
 def _kv_token_bytes(profile: Profile, shape: ServerShape) -> float:
     """KV bytes of one token on each GPU of the stage with most layers."""
     model = profile.model
-    layers = stage_layers(model.layers, shape.pp_size)[-1]
+    layers = max(stage_layers(model.layers, shape))
     share = 1 if model.kv_is_replicated else shape.tp_size
     return model.kv_bytes_per_token_layer * layers / share
 

@@ -2,7 +2,8 @@
 
 A stage reads its share of the weights (of the experts only those its tokens hit), reads the KV
 cache, computes, and with tensor parallelism joins its partial sums twice per layer. Memory and
-compute overlap but for `OVERLAP_LOSS` of the shorter one. Pure.
+compute overlap but for `OVERLAP_LOSS` of the shorter one. Work that would draw more than the
+power limit runs at a lower clock. Pure.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple
 
-from runner.machine.hardware import Backend, Profile
+from runner.machine.hardware import Backend, GpuHardware, Profile
 from runner.machine.shape import ServerShape, resolve, stage_layers, uses_graph
 
 OVERLAP_LOSS = 0.4
@@ -19,11 +20,23 @@ REDUCES_PER_LAYER = 2
 
 
 class BatchCost(NamedTuple):
-    """One batch on every rank: GPU seconds without KV reads, CPU seconds of the launch, watts."""
+    """One batch on every rank: GPU seconds without KV reads, CPU seconds of the launch, watts.
+
+    `clock` is the share of the full clock that it runs at, the mean over the ranks.
+    """
 
     gpu_s: tuple[float, ...]
     launch_s: tuple[float, ...]
     busy_w: float
+    clock: float
+
+
+class _StageCost(NamedTuple):
+    """One GPU of one stage."""
+
+    seconds: float
+    joules: float
+    clock: float
 
 
 class StageModel:
@@ -33,7 +46,7 @@ class StageModel:
         self._profile = profile
         self._tp_size = shape.tp_size
         self._ep_size = shape.ep_size
-        self._layers = stage_layers(profile.model.layers, shape.pp_size)
+        self._layers = stage_layers(profile.model.layers, shape)
         resolved = resolve(profile, shape)
         self._backend = profile.backends.get(resolved.attention_backend, Backend())
         self._graph_max_bs = resolved.cuda_graph_max_bs if uses_graph(profile, shape) else 0
@@ -54,30 +67,36 @@ class StageModel:
         return known
 
     def _compute(self, tokens: int, requests: int, has_graph: bool) -> BatchCost:  # noqa: FBT001
-        gpu_s: list[float] = []
-        energy_j = 0.0
+        costs: list[_StageCost] = []
         for rank, layers in enumerate(self._layers):
             head_bytes = self._profile.model.head_bytes if rank == len(self._layers) - 1 else 0.0
-            stage_s, stage_j = self._stage(layers, head_bytes, tokens)
-            gpu_s.append(stage_s)
-            energy_j += stage_j
-        watts = min(energy_j / sum(gpu_s), self._profile.gpu.power_limit_w)
-        return BatchCost(tuple(gpu_s), self._launch_s(requests, has_graph=has_graph), watts)
+            costs.append(self._stage(layers, head_bytes, tokens, requests))
+        gpu_s = tuple(cost.seconds for cost in costs)
+        busy_s = sum(gpu_s)
+        watts = min(sum(cost.joules for cost in costs) / busy_s, self._profile.gpu.power_limit_w)
+        clock = sum(cost.seconds * cost.clock for cost in costs) / busy_s
+        return BatchCost(gpu_s, self._launch_s(requests, has_graph=has_graph), watts, clock)
 
-    def _stage(self, layers: int, head_bytes: float, tokens: int) -> tuple[float, float]:
-        """Seconds and joules of one GPU of a stage."""
+    def _stage(self, layers: int, head_bytes: float, tokens: int, requests: int) -> _StageCost:
+        """What `tokens` new tokens cost one GPU of a stage."""
         gpu, model = self._profile.gpu, self._profile.model
         layer_bytes = model.shared_bytes + self._expert_bytes(tokens)
         read_bytes = (layers * layer_bytes + head_bytes) / self._tp_size
         memory_s = read_bytes / gpu.bandwidth_bytes_per_s
         flop = tokens * model.flop_per_token * layers / model.layers / self._tp_size
         compute_s = flop / gpu.flop_per_s
-        local_s = max(memory_s, compute_s) + OVERLAP_LOSS * min(memory_s, compute_s)
-        local_s += layers * self._profile.kernels.layer_s * self._backend.layer_factor
+        tails_s = layers * self._profile.kernels.layer_s * self._backend.layer_factor
+        rest_s = tails_s + requests * self._backend.sequence_s * layers / model.layers
+        rest_s += layers * self._padding_s(tokens) / self._tp_size
+        local_s = overlapped_s(memory_s, compute_s) + rest_s
+        local_w = local_watts(gpu, min(compute_s / local_s, 1.0), tails_s / local_s)
+        clock = clock_share(gpu, local_w)
+        if clock < 1.0:
+            local_s = overlapped_s(memory_s, compute_s / clock) + rest_s
+            local_w = gpu.power_limit_w
         reduce_s = layers * REDUCES_PER_LAYER * self._reduce_s(tokens)
-        compute_share = min(compute_s / local_s, 1.0)
-        local_w = gpu.memory_bound_w + compute_share * (gpu.compute_bound_w - gpu.memory_bound_w)
-        return local_s + reduce_s, local_s * local_w + reduce_s * gpu.communication_w
+        joules = local_s * local_w + reduce_s * gpu.communication_w
+        return _StageCost(local_s + reduce_s, joules, clock)
 
     def _expert_bytes(self, tokens: int) -> float:
         """Bytes of distinct experts per layer, as slow as the fullest GPU reads them."""
@@ -90,6 +109,13 @@ class StageModel:
         slowdown = 1.0 + self._profile.kernels.split_cost * math.log2(pieces)
         slowdown *= expert_imbalance(hit, experts, self._ep_size)
         return hit * model.expert_bytes * slowdown
+
+    def _padding_s(self, tokens: int) -> float:
+        """What one layer of the whole model loses to kernels that pad small batches."""
+        if tokens <= 1:
+            return 0.0
+        kernels, more = self._profile.kernels, tokens - 1
+        return kernels.batch_s * more / (more + kernels.batch_half_tokens)
 
     def _reduce_s(self, tokens: int) -> float:
         """One ring all-reduce of the hidden states of `tokens` tokens."""
@@ -114,6 +140,31 @@ class StageModel:
         share = 1 if model.kv_is_replicated else self._tp_size
         token_s = model.kv_bytes_per_token_layer / share / self._profile.gpu.bandwidth_bytes_per_s
         return tuple(layers * token_s * self._backend.kv_factor for layers in self._layers)
+
+
+def overlapped_s(memory_s: float, compute_s: float) -> float:
+    """Seconds of reading and computing that run at once, but for a part of the shorter one."""
+    return max(memory_s, compute_s) + OVERLAP_LOSS * min(memory_s, compute_s)
+
+
+def local_watts(gpu: GpuHardware, compute_share: float, tail_share: float) -> float:
+    """What a GPU draws at its full clock, by the shares of its time that compute and tails take.
+
+    Linear in both: every joule belongs to a byte moved, an operation, or the time that passes.
+    """
+    watts = gpu.memory_bound_w + compute_share * (gpu.compute_bound_w - gpu.memory_bound_w)
+    if gpu.tail_w is not None:
+        watts -= tail_share * (gpu.memory_bound_w - gpu.tail_w)
+    return watts
+
+
+def clock_share(gpu: GpuHardware, watts: float) -> float:
+    """The share of its full clock at which work of `watts` keeps the power limit."""
+    if gpu.clock_exponent == 0.0 or watts <= gpu.power_limit_w:
+        return 1.0
+    allowed = (gpu.power_limit_w - gpu.server_idle_w) / (watts - gpu.server_idle_w)
+    share: float = allowed ** (1.0 / gpu.clock_exponent)
+    return share
 
 
 def distinct_experts(experts: int, per_token: int, tokens: int, overlap: float) -> float:

@@ -211,6 +211,10 @@ class SteadyModel:
         if self._ranks == 1:
             return (float(running),)
         per_visit = max(1, int(self._chunk_tokens // max(load.prompt_tokens, 1.0)))
+        host = self._profile.host
+        if host.accept_s > 0:  # while a prefill is launched, so many more come through HTTP
+            launch_s = self._visit(round(load.prompt_tokens) or 1, 1, 0.0, is_prefill=True).launch_s
+            per_visit = max(1, min(per_visit, round(launch_s / host.accept_s)))
         is_burst = load.protocol is LoadProtocol.BURST
         variance = 0.0 if is_burst else LIVES * load.output_cv**2
         return occupancy(self._slots, cap, min(cap, per_visit), running, round(variance, 2))
@@ -342,7 +346,14 @@ class SteadyModel:
 
     def _first_s(self, prefill: _Visit, passes: _Passes, round_s: float, spread: float) -> float:
         """From the send to the first token of an admitted request."""
-        first_s = REQUEST_S + prefill.path_s + (passes.together - 1.0) / 2 * prefill.stage_s
+        host = self._profile.host
+        first_s = (
+            REQUEST_S
+            + host.http_s
+            + host.accept_s
+            + prefill.path_s
+            + (passes.together - 1.0) / 2 * prefill.stage_s
+        )
         if self._ranks > 1:
             return first_s
         # It waits for the step that runs: a decode, or the first's prefill where all come together.

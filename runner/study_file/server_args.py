@@ -67,7 +67,7 @@ _BY_KIND: tuple[tuple[ServerArg, str], ...] = (
     (SIZE, "pp_max_micro_batch_size"),
     (SWITCH, "cuda_graph"),
     (SIZE, "cuda_graph_max_bs"),
-    (TEXT, "attention_backend"),
+    (TEXT, "attention_backend pp_layer_partition"),
     (SIZE, "max_running_requests"),
     (CHUNK, "chunked_prefill_size"),
     (SHARE, "mem_fraction_static"),

@@ -20,7 +20,7 @@ from runner.engines.sglang.flags import internal_states, resolved_params
 from runner.machine.profile import FOLDER
 from tests.emulated_server import EmulatedProcess, emulated_server, generate_body
 
-SCALE = 20.0
+SCALE = 1000.0
 PP2 = (
     *("--time-scale", str(SCALE), "--pp-size", "2", "--pp-async-batch-depth", "2"),
     *("--max-running-requests", "16", "--decode-log-interval", "1", "--enable-metrics"),
@@ -335,7 +335,7 @@ def test_an_api_key_is_asked_for(tmp_path: Path) -> None:
 
 
 def test_a_full_queue_refuses(tmp_path: Path) -> None:
-    flags = ("--max-running-requests", "1", "--max-queued-requests", "1", "--time-scale", "20")
+    flags = ("--max-running-requests", "1", "--max-queued-requests", "1", "--time-scale", "1000")
     with (
         emulated_server(tmp_path / "server.log", *flags) as server,
         running_stream(server, "r1"),

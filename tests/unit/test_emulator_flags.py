@@ -6,14 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from runner.engines.emulator.faults import Fault, FaultKind
+from runner.engines.emulator.faults.kind import FaultKind
 from runner.engines.emulator.flags import parse_flags
 
 
 def test_without_flags_everything_has_its_default() -> None:
     flags = parse_flags([])
     assert (flags.profile, flags.time_scale) == ("cpu-blocking-pp2", 1.0)
-    assert (flags.gpu_folder, flags.fault) == (None, None)
+    assert (flags.gpu_folder, flags.faults, flags.fault_seed) == (None, (), 0)
     args = flags.server_args
     assert (args["tp_size"], args["pp_size"], args["pp_async_batch_depth"]) == (1, 1, 0)
     assert (args["pp_max_micro_batch_size"], args["max_running_requests"]) == (None, None)
@@ -67,8 +67,8 @@ def test_an_unambiguous_beginning_is_taken_for_the_flag() -> None:
         ("--pp-size two", "invalid int value: 'two'"),
         ("--time-scale 0", "argument --time-scale: must be above 0, found 0"),
         ("--time-scale nan", "argument --time-scale: must be above 0"),
-        ("--fault explode", "unknown fault 'explode'; known are die-at-start, "),
-        ("--fault die-after-requests", "die-after-requests needs a count of requests"),
+        ("--fault explode", "unknown fault 'explode'; known are none, die-at-start, "),
+        ("--fault die-after-requests", "die-after-requests takes a count of 1 or more"),
         ("--fault refuse-flag --pp-size 2", "unrecognized arguments: --pp-size"),
         ("--fault refuse-flag:--tp-size --tp-size=2", "unrecognized arguments: --tp-size"),
     ],
@@ -89,21 +89,21 @@ def test_a_flag_is_refused_only_where_it_is_given() -> None:
     assert flags.server_args["pp_size"] == 2
 
 
-@pytest.mark.parametrize(
-    ("text", "fault"),
-    [
-        ("die-at-start", Fault(FaultKind.DIE_AT_START)),
-        ("hang-at-start", Fault(FaultKind.HANG_AT_START)),
-        ("die-after-requests:3", Fault(FaultKind.DIE_AFTER_REQUESTS, "3", 3)),
-    ],
-)
-def test_faults_by_name(text: str, fault: Fault) -> None:
-    assert parse_flags(["--fault", text]).fault == fault
+def test_faults_may_be_given_together_or_one_by_one() -> None:
+    flags = parse_flags(["--fault", "none; hang-at-start", "--fault", "die-after-requests:3"])
+    assert [fault.kind for fault in flags.faults] == [
+        FaultKind.HANG_AT_START,
+        FaultKind.DIE_AFTER_REQUESTS,
+    ]
 
 
-def test_help_explains_faults_and_names_sglangs_flags(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_gives_each_fault_a_line_and_names_sglangs_flags(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     with pytest.raises(SystemExit):
         parse_flags(["--help"])
-    shown = "".join(capsys.readouterr().out.split())  # lines may break at hyphens
-    assert "die-after-requests:N" in shown
+    shown = capsys.readouterr().out
+    heads = [line.split()[0] for line in shown.splitlines() if line.startswith("  ") and line[2:3]]
+    for kind in FaultKind:
+        assert sum(head.partition(":")[0].partition("[")[0] == kind for head in heads) == 1
     assert "--pp-async-batch-depth" in shown

@@ -251,3 +251,42 @@ def test_visible_devices_are_read_as_the_driver_does(
     value: str | None, expected: tuple[int, ...]
 ) -> None:
     assert visible_gpus(value, UUIDS) == expected
+
+
+def test_a_slowed_down_gpu_says_so_and_draws_less(folder: Path, gpus: EmulatedGpus) -> None:
+    writer = GpuWriter(folder, 0)
+    writer.throttle(0.7)
+    writer.publish(GpuActivity(0.0, 0.0), 0.0)
+    writer.publish(GpuActivity(0.6, 280.0), 1.0)  # 200 J beyond idle, in 1 / 0.7 seconds
+    hot = read(gpus, 0)
+    assert hot.throttled is True
+    assert hot.sm_clock_mhz == pytest.approx(1400.0)
+    assert hot.power_w == pytest.approx(80.0 + 140.0)
+    writer.leave()
+    cool = read(gpus, 0)
+    assert (cool.throttled, cool.sm_clock_mhz) == (False, 345.0)
+
+
+def test_kept_memory_stays_in_use_for_its_seconds(folder: Path, gpus: EmulatedGpus) -> None:
+    writer = GpuWriter(folder, 0)
+    writer.hold(1000)
+    writer.keep_memory(3600.0)
+    writer.leave()
+    left = read(gpus, 0)
+    assert left.memory_used_bytes == 1000
+    assert (left.power_w, gpus.processes(left.gpu_uuid)) == (80.0, ())
+    following = GpuWriter(folder, 0)
+    assert following.free_bytes == MODEL.memory_total_bytes - 1000
+    following.hold(500)
+    following.keep_memory(1e-9)
+    following.leave()
+    assert read(gpus, 0).memory_used_bytes == 1000
+
+
+def test_gpus_of_another_version_are_made_anew(folder: Path) -> None:
+    path = folder / "gpu-1.state"
+    path.write_bytes(b"GPUFILE1" + path.read_bytes()[8:-96])
+    create_gpus(folder, MODEL, 3)
+    found = EmulatedGpus(folder, Clock())
+    assert [gpu.index for gpu in found.gpus()] == [0, 1, 2]
+    found.close()

@@ -34,6 +34,9 @@ seats = st.builds(
     extra_j=st.floats(0, 1e12),
     extra_w=st.floats(0, 1e4),
     utilization=st.floats(0, 1),
+    clock_share=st.floats(0, 1),
+    seen_s=st.floats(0, 1e9),
+    linger_s=st.floats(0, 1e4),
 )
 
 
@@ -66,7 +69,7 @@ def test_an_offset_is_integrated_from_when_it_was_planted() -> None:
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(before=seats, interrupted=seats, torn_bytes=st.integers(0, 80))
+@given(before=seats, interrupted=seats, torn_bytes=st.integers(0, 100))
 def test_a_writer_killed_half_way_leaves_the_record_before(
     path: Path, before: Seat, interrupted: Seat, torn_bytes: int
 ) -> None:

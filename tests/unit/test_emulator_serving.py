@@ -9,9 +9,10 @@ from dataclasses import dataclass, field
 import pytest
 
 from runner.clock import Clock
+from runner.engines.emulator.pace import Pace
 from runner.engines.emulator.serving import Demand, Serving
 from runner.machine.profile import load_profile
-from runner.pipeline import BatchReport, Pipeline, ServerShape
+from runner.pipeline import BatchReport, Pipeline, ServerShape, Step
 
 SCALE = 20.0
 SHAPE = ServerShape(pp_size=2, pp_async_batch_depth=2, max_running_requests=16)
@@ -160,3 +161,39 @@ def test_a_live_cap_bounds_every_later_batch(cap: int) -> None:
         assert max(batch.running for batch in bench.batches) == cap
 
     run(body)
+
+
+def test_hot_gpus_stretch_the_pipelines_schedule_from_then_on() -> None:
+    async def body(bench: Bench) -> None:
+        serving = bench.serving
+        planned_s: list[float] = []
+        step = serving.pipeline.step
+
+        def noting() -> Step:
+            found = step()
+            planned_s.extend(batch.time_s for batch in found.batches)
+            return found
+
+        serving.pipeline.step = noting  # type: ignore[method-assign]
+        sinks = bench.sink(), bench.sink()
+        for number, sink in enumerate(sinks):
+            if number == 1:
+                serving.pace.slow_down(0.5, bench.clock.now_s())
+            serving.submit(Demand(16, 20), sink)
+            await sink.ended.wait()
+            assert sink.tokens == list(range(1, 21))
+        logged_s = [batch.time_s for batch in bench.batches]
+        for half, factor in ((slice(0, 20), 1.0), (slice(20, 40), 2.0)):
+            (first, *_, last), (began, *_, ended) = planned_s[half], logged_s[half]
+            assert ended - began == pytest.approx((last - first) * factor)
+
+    run(body)
+
+
+def test_pace_maps_there_and_back() -> None:
+    pace = Pace()
+    assert pace.to_pipeline(7.0) == pace.to_clock(7.0) == 7.0
+    pace.slow_down(0.5, 10.0)
+    assert (pace.to_pipeline(14.0), pace.to_clock(12.0)) == (12.0, 14.0)
+    pace.slow_down(1.0, 14.0)
+    assert pace.to_pipeline(15.0) == 13.0

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from runner.engines.emulator.flags import parse_flags
-from runner.engines.sglang.flags import render, resolved_params
+from runner.engines.sglang.flags import environment, render, resolved_params
 from runner.trial import ParamValue
 
 DATA = Path(__file__).parents[1] / "data" / "server_info"
@@ -112,3 +112,9 @@ def test_further_parameters_are_reported_when_asked_for() -> None:
 
 def test_an_answer_that_tells_nothing_resolves_to_nothing_but_the_default_graphs() -> None:
     assert resolved_params({}) == {"cuda_graph": True}
+
+
+def test_a_partition_of_layers_travels_in_the_environment() -> None:
+    args: dict[str, ParamValue] = {"pp_size": 8, "pp_layer_partition": "8,8,8,8,8,7,7,7"}
+    assert render(args) == ["--pp-size", "8"]
+    assert environment(args) == {"SGLANG_PP_LAYER_PARTITION": "8,8,8,8,8,7,7,7"}

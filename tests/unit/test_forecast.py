@@ -192,6 +192,15 @@ def test_params_are_read_like_a_study_file() -> None:
     }
 
 
+def test_a_partition_has_commas_of_its_own() -> None:
+    params = parse_params(STUDY, "pp_size=8,pp_layer_partition=8,8,8,8,8,7,7,7,tp_size=1")
+    assert params == {"pp_size": 8, "pp_layer_partition": "8,8,8,8,8,7,7,7", "tp_size": 1}
+    even, given = (planned(STUDY, each) for each in ({"pp_size": 8}, params))
+    assert even.shape.pp_layer_partition is None
+    assert given.shape.pp_layer_partition == (8, 8, 8, 8, 8, 7, 7, 7)
+    assert refusal(STUDY, {**params, "pp_size": 4, "tp_size": 2}).kind is RefusalKind.LAYERS
+
+
 @pytest.mark.parametrize(
     ("text", "words"),
     [

@@ -175,6 +175,14 @@ def test_equal_flags_are_equivalent() -> None:
     assert len(found.settings) == 3
 
 
+def test_a_partition_that_says_what_holds_anyway_is_equal() -> None:
+    auto: Params = {"pp_size": 8, "max_running_requests": 64}
+    same_layers, others = "7,7,7,8,8,8,8,8", "8,8,8,8,8,7,7,7"
+    pair = [{**auto, "pp_layer_partition": layers} for layers in (same_layers, others)]
+    (found,) = same(STUDY, auto, *pair)
+    assert (found.basis, found.settings) == (Sameness.FLAGS, (auto, pair[0]))
+
+
 def test_a_cap_that_is_never_reached_is_the_same_simulation() -> None:
     (found,) = same(STUDY, *({"pp_size": 8, CAP: cap} for cap in (5, 6, 7, 8)))
     assert found.basis is Sameness.SIMULATION

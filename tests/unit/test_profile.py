@@ -23,6 +23,7 @@ def test_the_shipped_profiles() -> None:
     assert profile_names() == (
         "cpu-blocking-pp2",
         "h200-llama-3.1-8b",
+        "h200-qwen3-30b-a3b",
         "rtx-pro-6000-x8-kimi-k2.6",
     )
 

@@ -294,6 +294,8 @@ def test_the_death_of_a_part_shows_before_the_main_process_ends() -> None:
 def test_the_last_line_says_something() -> None:
     assert last_line(captured("two-gpus.log")).startswith("Compile with `TORCH_USE_CUDA_DSA`")
     assert last_line("\n\n") == ""
+    echo = 'INFO:     127.0.0.1:41580 - "GET /v1/loads HTTP/1.1" 200 OK'
+    assert last_line(f"ready\n[2026-03-04 09:11:08] {echo}\n") == "ready"
 
 
 def test_phases_of_a_captured_start() -> None:
@@ -347,3 +349,16 @@ def test_a_reader_gives_each_whole_line_once(tmp_path: Path) -> None:
     assert reader.read_lines() == ["two", " 50%", "100% ä"]
     assert reader.read_lines() == []
     assert reader.read_tail() == "one\ntwo\n 50%\n100% ä\n"
+
+
+def test_a_reader_leaves_out_the_echo_of_our_own_requests(tmp_path: Path) -> None:
+    path = tmp_path / "server.log"
+    path.write_text(
+        '[2026-03-04 09:11:08] INFO:     127.0.0.1:41580 - "GET /health HTTP/1.1" 503 Service\n'
+        'INFO:     127.0.0.1:41580 - "POST /generate HTTP/1.1" 200 OK\n'
+        "[2026-03-04 09:11:08] INFO:     Application startup complete.\n"
+    )
+    reader = LogReader(path, start_bytes=0)
+    assert [line[22:] for line in reader.read_lines()] == [
+        "INFO:     Application startup complete."
+    ]

@@ -39,13 +39,13 @@ def test_slots_are_stages_plus_depth() -> None:
 
 
 def test_the_last_stages_take_the_remaining_layers() -> None:
-    assert stage_layers(61, 8) == (7, 7, 7, 8, 8, 8, 8, 8)
-    assert stage_layers(32, 1) == (32,)
+    assert stage_layers(61, ServerShape(pp_size=8)) == (7, 7, 7, 8, 8, 8, 8, 8)
+    assert stage_layers(32, ServerShape()) == (32,)
 
 
 @given(st.integers(1, 200), st.integers(1, 16))
 def test_every_layer_has_a_stage(layers: int, pp_size: int) -> None:
-    split = stage_layers(layers, pp_size)
+    split = stage_layers(layers, ServerShape(pp_size=pp_size))
     assert (len(split), sum(split)) == (pp_size, layers)
     assert max(split) - min(split) <= 1
 
@@ -146,3 +146,19 @@ def test_a_model_without_experts_has_no_expert_parallelism() -> None:
 def test_more_stages_than_layers_are_refused() -> None:
     message = refusal(replace(CPU, gpus=8), ServerShape(pp_size=8))
     assert message == "pp_size 8 is more than the model's 4 layers"
+
+
+def test_a_partition_replaces_the_even_split() -> None:
+    shape = shape_of({"pp_size": 8, "pp_layer_partition": "8,8,8,8,8,7,7,7"})
+    assert stage_layers(61, shape) == (8, 8, 8, 8, 8, 7, 7, 7)
+    assert refusal(RTX, shape) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["8,8,8,8,8,7,7", "9,8,8,8,8,7,7,7", "8,8,8,8,8,7,14,0", "even", ""]
+)
+def test_a_wrong_partition_is_refused(text: str) -> None:
+    message = refusal(RTX, shape_of({"pp_size": 8, "pp_layer_partition": text}))
+    assert message is not None
+    assert "8 stages" in message
+    assert "7,7,7,8,8,8,8,8" in message

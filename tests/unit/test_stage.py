@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -45,6 +47,19 @@ def test_one_stage_reads_its_weights_once_per_step() -> None:
     tails = 7 * RTX.kernels.layer_s
     first = decode_s(ServerShape(pp_size=8), 1)[0]
     assert first == pytest.approx(read + tails, rel=0.01)
+
+
+def test_padding_grows_to_its_limit_and_is_shared() -> None:
+    bare = replace(RTX, kernels=replace(RTX.kernels, batch_s=0.0))
+    padded = replace(RTX, kernels=replace(RTX.kernels, batch_s=1e-3, batch_half_tokens=2.0))
+
+    def padding_s(shape: ServerShape, tokens: int) -> float:
+        costs = [StageModel(p, shape).cost(tokens, 1, has_graph=True) for p in (bare, padded)]
+        return sum(costs[1].gpu_s) - sum(costs[0].gpu_s)
+
+    alone = [padding_s(ServerShape(pp_size=8), tokens) for tokens in (1, 3, 10**6)]
+    assert alone == pytest.approx([0.0, 61 * 0.5e-3, 61 * 1e-3], rel=1e-4)
+    assert padding_s(ServerShape(tp_size=8), 3) == pytest.approx(alone[1] / 8)
 
 
 def test_the_last_stage_is_the_slowest() -> None:
@@ -91,3 +106,11 @@ def test_the_power_limit_is_kept() -> None:
     model = StageModel(RTX, ServerShape(pp_size=8))
     decode, prefill = model.cost(8, 8, has_graph=True), model.cost(8192, 8, has_graph=False)
     assert decode.busy_w < prefill.busy_w <= RTX.gpu.power_limit_w
+
+
+def test_layers_taken_from_the_stage_with_the_head_make_the_slowest_stage_faster() -> None:
+    partition = (8, 8, 8, 8, 8, 7, 7, 7)
+    even = decode_s(ServerShape(pp_size=8), 8)
+    better = decode_s(ServerShape(pp_size=8, pp_layer_partition=partition), 8)
+    assert max(better) < max(even)
+    assert sum(better) == pytest.approx(sum(even))

@@ -193,3 +193,5 @@ SWITCHES = (
     *("enable_deterministic_inference", "enable_custom_logit_processor"),
     *("enable_return_hidden_states", "allow_auto_truncate", "delete_ckpt_after_loading"),
 )
+
+ALL_NAMES = (*CHOICES, *INTEGERS, *REALS, *TEXTS, *LISTS, *SWITCHES)

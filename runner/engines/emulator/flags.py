@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.engines.emulator.faults import Fault, FaultKind
+from runner.engines.emulator.faults.active import ActiveFaults
+from runner.engines.emulator.faults.fault import Fault, parse_faults
+from runner.engines.emulator.faults.identity import LaunchIdentity
+from runner.engines.emulator.faults.kind import FaultKind, help_text
 from runner.engines.emulator.flag_table import (
     ALIASES,
+    ALL_NAMES,
     CHOICES,
     INTEGERS,
     LISTS,
@@ -19,22 +24,28 @@ from runner.engines.emulator.flag_table import (
     TEXTS,
     ArgValue,
 )
+from runner.errors import ConfigError
+from runner.trial import ParamValue
 
 DEFAULT_PROFILE = "cpu-blocking-pp2"
-OWN = ("profile", "time_scale", "gpu_folder", "fault")
-FAULT_HELP = """break on purpose: die-at-start (a traceback, then SIGKILL), hang-at-start (never
-ready), die-after-requests:N (a traceback and SIGKILL once N requests were answered),
-refuse-flag[:FLAG] (as if this SGLang did not know FLAG; default: the first one given)"""
+OWN = ("profile", "time_scale", "gpu_folder", "fault", "fault_seed")
+GRAPHS = ("cuda_graph", "cuda_graph_max_bs")
+"""Settings with neutral names, which conditions may speak of besides SGLang's flags."""
 
 
 @dataclass(frozen=True, slots=True)
 class Flags:
-    """A parsed command line. `server_args` are SGLang's, by its names, defaults filled in."""
+    """A parsed command line. `server_args` are SGLang's, by its names, defaults filled in.
+
+    `identity` tells launches apart, `faults` are those that were asked for.
+    """
 
     profile: str
     time_scale: float
     gpu_folder: Path | None
-    fault: Fault | None
+    faults: tuple[Fault, ...]
+    fault_seed: int
+    identity: LaunchIdentity
     server_args: Mapping[str, ArgValue]
     command_line: str
 
@@ -47,17 +58,18 @@ def parse_flags(argv: Sequence[str]) -> Flags:
     parser = _parser()
     parsed = vars(parser.parse_args(argv))
     own = {name: parsed.pop(name) for name in OWN}
-    fault: Fault | None = own["fault"]
-    if fault is not None and fault.kind is FaultKind.REFUSE_FLAG:
-        _refuse(parser, argv, fault.argument)
-    return Flags(
+    flags = Flags(
         profile=own["profile"],
         time_scale=own["time_scale"],
         gpu_folder=own["gpu_folder"],
-        fault=fault,
+        faults=tuple(fault for given in own["fault"] for fault in given),
+        fault_seed=own["fault_seed"],
+        identity=LaunchIdentity.of({**parsed, "profile": own["profile"]}, os.environ),
         server_args=parsed,
         command_line=shlex.join(argv),
     )
+    _refuse(parser, argv, flags)
+    return flags
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -65,12 +77,22 @@ def _parser() -> argparse.ArgumentParser:
         prog="sglang serve",
         description="An emulated SGLang server: SGLang's flags, HTTP, logs and deaths, "
         "with the timing of a hardware profile. No GPU and no model are needed.",
+        epilog=help_text(),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     own = parser.add_argument_group("emulation")
     own.add_argument("--profile", default=DEFAULT_PROFILE, help="hardware profile, name or file")
     own.add_argument("--time-scale", type=_scale, default=1.0, help="run this many times faster")
     own.add_argument("--gpu-folder", type=Path, help="where the emulated GPUs are; default none")
-    own.add_argument("--fault", type=_fault, metavar="KIND[:ARG]", help=FAULT_HELP)
+    own.add_argument(
+        "--fault",
+        type=_faults,
+        action="append",
+        default=[],
+        metavar="KIND[:ARG][@OPTION]...",
+        help="break on purpose, see below; may be repeated",
+    )
+    own.add_argument("--fault-seed", type=int, default=0, help="what rates are drawn from")
     sglang = parser.add_argument_group("SGLang")
     _add_values(sglang)
     for name in LISTS:
@@ -102,14 +124,31 @@ def _scale(text: str) -> float:
     return scale
 
 
-def _fault(text: str) -> Fault:
+def _faults(text: str) -> tuple[Fault, ...]:
     try:
-        return Fault.parse(text)
+        return parse_faults(text, (*ALL_NAMES, *GRAPHS))
     except ValueError as err:
         raise argparse.ArgumentTypeError(str(err)) from err
 
 
-def _refuse(parser: argparse.ArgumentParser, argv: Sequence[str], flag: str | None) -> None:
+def setting_values(args: Mapping[str, ArgValue], **resolved: ParamValue) -> dict[str, ParamValue]:
+    """The values that a fault's condition sees; what has no value is not among them."""
+    given = {name: value for name, value in args.items() if isinstance(value, ParamValue)}
+    return {**given, **resolved}
+
+
+def _refuse(parser: argparse.ArgumentParser, argv: Sequence[str], flags: Flags) -> None:
+    """Refuse a flag as argparse does, where a fault says so."""
+    refusals = [fault for fault in flags.faults if fault.kind is FaultKind.REFUSE_FLAG]
+    values = setting_values(flags.server_args)
+    try:
+        active = ActiveFaults.choose(refusals, flags.fault_seed, flags.identity.words, values)
+    except ConfigError as err:
+        parser.error(str(err))
+    fault = active.get(FaultKind.REFUSE_FLAG)
+    if fault is None:
+        return
+    flag = fault.argument.text
     own = {"--" + name.replace("_", "-") for name in OWN}
     given = [word.partition("=")[0] for word in argv if word.startswith("--")]
     refused = flag or next((name for name in given if name not in own), None)

@@ -114,7 +114,7 @@ class Generation:
         server = self._server
         stream = await _open_stream(request) if is_stream else None
         reply = Reply(
-            answer,
+            server.faults.answer(answer, job.demand),
             times,
             _transport(request) if stream is not None else None,
             server.setup.whole("stream_interval"),

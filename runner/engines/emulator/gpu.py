@@ -22,7 +22,7 @@ from runner.engines.emulator.gpu_file import (
     locked,
     monotonic_s,
 )
-from runner.engines.processes import this_process
+from runner.engines.processes import ProcessId, this_process
 from runner.errors import StudyError
 from runner.machine.hardware import Profile
 from runner.measure.power import GpuIdentity, GpuProcess
@@ -61,7 +61,8 @@ def create_gpus(folder: Path, model: GpuModel, count: int) -> None:
             birth = GpuBirth(index, _uuid(folder, index), model, monotonic_s())
             GpuFile.create(path, birth)
         for path in _paths(folder)[count:]:
-            _check_unused(path)
+            if GpuFile.is_one(path):
+                _check_unused(path)
             path.unlink()
 
 
@@ -134,6 +135,7 @@ class EmulatedGpus:
         offset = file.offset()
         seats = file.seats()
         live = [seat for seat in seats if seat.is_live]
+        clock_share = min((seat.clock_share for seat in live), default=1.0)
         energy_j = (
             model.idle_w * (real_s - birth.born_s) * scale
             + offset.watt_seconds_at(real_s) * scale
@@ -145,9 +147,9 @@ class EmulatedGpus:
             power_w=model.idle_w + offset.watts + sum(seat.extra_w for seat in live),
             energy_j=energy_j,
             utilization=min(1.0, sum(seat.utilization for seat in live)),
-            memory_used_bytes=sum(seat.memory_bytes for seat in live),
-            sm_clock_mhz=model.busy_clock_mhz if live else model.idle_clock_mhz,
-            throttled=False,
+            memory_used_bytes=sum(seat.memory_bytes for seat in seats if seat.is_taken),
+            sm_clock_mhz=model.busy_clock_mhz * clock_share if live else model.idle_clock_mhz,
+            throttled=clock_share < 1.0,
         )
 
     def processes(self, gpu_uuid: str) -> tuple[GpuProcess, ...]:
@@ -165,19 +167,22 @@ class EmulatedGpus:
 
 
 class GpuWriter:
-    """The seat of this process on one GPU: it holds memory, and spends energy once it serves."""
+    """The seat of a process on one GPU: it holds memory, and spends energy once it serves.
 
-    def __init__(self, folder: Path, index: int) -> None:
+    `owner`: whose seat it is; default the calling process's.
+    """
+
+    def __init__(self, folder: Path, index: int, owner: ProcessId | None = None) -> None:
         self._file = GpuFile(_path(folder, index), writable=True)
         self._idle_w = self._file.birth.model.idle_w
         self._trail: deque[tuple[float, float, float]] = deque()
-        own = this_process()
+        own = owner or this_process()
         with locked(folder):
             seats = self._file.seats()
             self.free_bytes = self._file.birth.model.memory_total_bytes - sum(
-                seat.memory_bytes for seat in seats if seat.is_live
+                seat.memory_bytes for seat in seats if seat.is_taken
             )
-            self._place = next((i for i, seat in enumerate(seats) if not seat.is_live), None)
+            self._place = next((i for i, seat in enumerate(seats) if not seat.is_taken), None)
             if self._place is None:
                 raise StudyError(f"emulated GPU {index} has no room for another process")
             self._before_j = seats[self._place].extra_j
@@ -189,8 +194,21 @@ class GpuWriter:
         self._seat = replace(self._seat, memory_bytes=memory_bytes)
         self._write()
 
+    def keep_memory(self, seconds: float) -> None:
+        """Have the memory counted as used for so many real seconds after the process's end."""
+        self._seat = replace(self._seat, linger_s=seconds)
+        self._write()
+
+    def throttle(self, clock_share: float) -> None:
+        """Slow the GPU down to this share of its clock."""
+        self._seat = replace(self._seat, clock_share=clock_share)
+        self._write()
+
     def publish(self, activity: GpuActivity, elapsed_s: float) -> None:
-        """Say what this GPU did in the `elapsed_s` seconds since the server was ready."""
+        """Say what this GPU did in the `elapsed_s` seconds since the server was ready.
+
+        These are seconds at full clock: a GPU that is slowed down takes longer for them.
+        """
         extra_j = max(0.0, activity.energy_j - self._idle_w * elapsed_s)
         trail = self._trail
         trail.append((elapsed_s, extra_j, activity.busy_s))
@@ -203,18 +221,27 @@ class GpuWriter:
         self._seat = replace(
             self._seat,
             extra_j=max(self._seat.extra_j, self._before_j + extra_j),
-            extra_w=max(0.0, (extra_j - then_j) / window_s),
+            extra_w=max(0.0, (extra_j - then_j) / window_s) * self._seat.clock_share,
             utilization=min(1.0, max(0.0, (activity.busy_s - then_busy_s) / window_s)),
         )
         self._write()
 
     def leave(self) -> None:
-        """Give the seat back; the joules spent stay."""
-        self._seat = Seat(extra_j=self._seat.extra_j)
+        """Give the seat back; the joules spent stay, and memory that is slow to be freed."""
+        seat = self._seat
+        self._seat = Seat(extra_j=seat.extra_j)
+        if seat.linger_s > 0:
+            self._seat = replace(self._seat, memory_bytes=seat.memory_bytes, linger_s=seat.linger_s)
         self._write()
+        self.close()
+
+    def close(self) -> None:
+        """Write no more; the seat stays."""
         self._file.close()
 
     def _write(self) -> None:
+        if self._seat.linger_s > 0:
+            self._seat = replace(self._seat, seen_s=monotonic_s())
         self._file.set_seat(self._place or 0, self._seat)
 
 
@@ -238,6 +265,8 @@ def _find(entry: str, uuids: Sequence[str]) -> int | None:
 
 
 def _is_kept(path: Path, model: GpuModel) -> bool:
+    if not GpuFile.is_one(path):
+        return False  # another version's, which no server of this one uses
     file = GpuFile(path)
     # A birth in the future belongs to a boot before this one.
     is_kept = file.birth.model == model and file.birth.born_s <= monotonic_s()

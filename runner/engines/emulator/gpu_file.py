@@ -25,11 +25,11 @@ from typing import TypeAlias
 
 from runner.engines.processes import ProcessId, is_running
 
-MAGIC = b"GPUFILE1"
+MAGIC = b"GPUFILE2"
 SEATS = 4
 _IDENTITY = struct.Struct("<8sI64s64sQdddddd")
 _OFFSET = struct.Struct("<ddd")
-_SEAT = struct.Struct("<qqqddd")
+_SEAT = struct.Struct("<qqqdddddd")
 _SEQUENCE = struct.Struct("<Q")
 _CHECKSUM = struct.Struct("<I")
 
@@ -78,7 +78,9 @@ class Offset:
 class Seat:
     """One process on one GPU: who, and what it says of itself.
 
-    `extra_j` is everything this seat's processes ever drew beyond idle power.
+    `extra_j` is everything this seat's processes ever drew beyond idle power. `clock_share` is
+    below 1 while the GPU is slowed down. A driver that is slow to free memory is one whose
+    `linger_s`, real seconds after the process was last `seen_s` alive, is above 0.
     """
 
     pid: int = 0
@@ -87,11 +89,19 @@ class Seat:
     extra_j: float = 0.0
     extra_w: float = 0.0
     utilization: float = 0.0
+    clock_share: float = 1.0
+    seen_s: float = 0.0
+    linger_s: float = 0.0
 
     @property
     def is_live(self) -> bool:
         """Whether the process that took the seat still runs."""
         return self.pid > 0 and is_running(ProcessId(self.pid, self.start_time))
+
+    @property
+    def is_taken(self) -> bool:
+        """Whether its memory is in use: the process runs, or it ended only just."""
+        return self.is_live or monotonic_s() < self.seen_s + self.linger_s
 
 
 class _Cell:
@@ -176,6 +186,12 @@ class GpuFile:
         self._seats: tuple[Seat, ...] = ()
 
     @staticmethod
+    def is_one(path: Path) -> bool:
+        """Whether the file there is a GPU as this version writes it."""
+        with path.open("rb") as file:
+            return file.read(len(MAGIC)) == MAGIC and file.seek(0, os.SEEK_END) == _SIZE
+
+    @staticmethod
     def create(path: Path, birth: GpuBirth) -> None:
         """Write a new, idle GPU; it appears whole or not at all."""
         cells = _OFFSET_CELL.fresh(_offset_values(Offset()))
@@ -222,8 +238,8 @@ def _offset_values(offset: Offset) -> Values:
 
 
 def _seat(values: Values) -> Seat:
-    pid, ticks, memory, extra_j, extra_w, utilization = values
-    return Seat(int(pid), int(ticks), int(memory), extra_j, extra_w, utilization)
+    pid, ticks, memory, *others = values
+    return Seat(int(pid), int(ticks), int(memory), *others)
 
 
 def _seat_values(seat: Seat) -> Values:
@@ -234,6 +250,9 @@ def _seat_values(seat: Seat) -> Values:
         seat.extra_j,
         seat.extra_w,
         seat.utilization,
+        seat.clock_share,
+        seat.seen_s,
+        seat.linger_s,
     )
 
 

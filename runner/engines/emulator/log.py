@@ -40,6 +40,7 @@ class ServerLog:
         self.ranks = ranks
         self._descriptor = descriptor
         self._second = -1
+        self._is_silent = False
         self._date = ""
 
     def write(self, text: str) -> None:
@@ -65,7 +66,13 @@ class ServerLog:
         """Text without a date, such as a traceback."""
         self._write(text + "\n")
 
+    def silence(self) -> None:
+        """Write nothing any more."""
+        self._is_silent = True
+
     def _write(self, text: str) -> None:
+        if self._is_silent:
+            return
         rest = text.encode()
         try:
             while rest:

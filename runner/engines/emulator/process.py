@@ -13,6 +13,9 @@ from aiohttp import web
 
 from runner.clock import Clock
 from runner.engines.emulator.death import kill_self, write_exception
+from runner.engines.emulator.faults.heat import heat_up
+from runner.engines.emulator.faults.kind import FaultKind
+from runner.engines.emulator.faults.ports import check_port
 from runner.engines.emulator.http import make_app
 from runner.engines.emulator.log import ServerLog
 from runner.engines.emulator.server import CRASH_DELAY_S, EmulatedServer, Status
@@ -55,8 +58,10 @@ class ServerProcess:
         await runner.setup()
         if not await self._bind(runner):
             return 1
+        heat = setup.faults.get(FaultKind.HEAT)
         tasks = (
-            asyncio.create_task(self._gpus.publish(pipeline, self._clock, ready_s)),
+            asyncio.create_task(self._gpus.publish(server.serving, self._clock, ready_s)),
+            asyncio.create_task(heat_up(heat, server.serving, self._clock, self._gpus)),
             asyncio.create_task(self._warm_up(server)),
         )
         gc.collect()
@@ -73,6 +78,8 @@ class ServerProcess:
         log.write("INFO:     Waiting for application startup.")
         log.write("INFO:     Application startup complete.")
         try:
+            taken = self._setup.faults.get(FaultKind.PORT_TAKEN)
+            check_port(taken, self._setup.attempt, host, port)
             await web.TCPSite(runner, host, port).start()
         except OSError as err:
             log.write(f"ERROR:    {err}")
@@ -83,6 +90,9 @@ class ServerProcess:
 
     async def _warm_up(self, server: EmulatedServer) -> None:
         clock = self._clock
+        if FaultKind.HANG_IN_WARM_UP in self._setup.faults:
+            self._log.silence()
+            return
         end_s = clock.now_s() + self._setup.phases.warmup_s
         if not self._setup.args["skip_server_warmup"]:
             await server.probe(WARM_UP)

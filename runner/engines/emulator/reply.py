@@ -50,15 +50,25 @@ class Reply:
         ):
             write_chunk(self._transport, self._answer.event(completion_tokens, None))
 
+    @property
+    def is_client_gone(self) -> bool:
+        """Whether the stream's connection is closed."""
+        return self._transport is not None and self._transport.is_closing()
+
+    def fail(self, event: bytes, now_s: float) -> None:
+        """End a stream with an event that tells of an error."""
+        self.times.last_token_s = now_s
+        self._end(ABORTED, event)
+
     def abort(self, now_s: float) -> None:
         """End the request as SGLang ends an aborted one."""
         self.times.last_token_s = now_s
         self._end(ABORTED)
 
-    def _end(self, finish: Finish) -> None:
+    def _end(self, finish: Finish, event: bytes | None = None) -> None:
         self.finish = finish
         if self._transport is not None:
-            write_chunk(self._transport, self._answer.event(self.tokens, finish))
+            write_chunk(self._transport, event or self._answer.event(self.tokens, finish))
             write_chunk(self._transport, DONE)
         if not self.done.done():
             document = b"" if self.is_stream else self._answer.document(self.tokens, finish)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 from runner.clock import Clock
-from runner.engines.emulator.faults import FaultKind
+from runner.engines.emulator.faults.kind import FaultKind
+from runner.engines.emulator.faults.requests import RequestFaults
 from runner.engines.emulator.log import BatchLog, ServerLog
 from runner.engines.emulator.prefix_cache import PrefixCache
 from runner.engines.emulator.reply import Reply
@@ -73,6 +74,8 @@ class EmulatedServer:
         self.prefixes = PrefixCache(setup.token_capacity, is_enabled=setup.has_prefix_cache)
         self.cap = setup.resolved.pp_max_micro_batch_size
         self.serving = Serving(pipeline, clock, self._on_batch, self._on_late)
+        self.faults = RequestFaults(setup.faults, self.hang)
+        self._is_hung = False
         self._served: dict[str, _Served] = {}
         self._answered = 0
         self._on_crash = on_crash
@@ -98,7 +101,7 @@ class EmulatedServer:
 
     def find_cached(self, prompt: int, tokens: int) -> int:
         """How many tokens of this prompt the radix cache holds."""
-        return self.prefixes.look_up(prompt, tokens)
+        return self.faults.cached_tokens(self.prefixes.look_up(prompt, tokens), tokens)
 
     def submit(self, job: Job, reply: Reply) -> None:
         """Serve a request; `reply` hears of its tokens."""
@@ -107,11 +110,14 @@ class EmulatedServer:
         self.stats.prompt_tokens[kind] += job.demand.prompt_tokens
         self.stats.cached_tokens += job.demand.cached_tokens
         self.prefixes.keep(job.prompt, job.demand.prompt_tokens)
-        self._served[job.request_id] = _Served(self.serving.submit(job.demand, reply), reply)
+        name = self.serving.submit(self.faults.demand(job.demand), self.faults.sink(reply))
+        self._served[job.request_id] = _Served(name, reply)
 
     def on_end(self, request_id: str, reply: Reply) -> None:
         """A request was answered or aborted."""
-        self._served.pop(request_id, None)
+        served = self._served.pop(request_id, None)
+        if served is not None:
+            self.serving.abort(served.name)  # what failed runs no more
         stats, times = self.stats, reply.times
         stats.generation_tokens[str(reply.is_stream).lower()] += reply.tokens
         stats.e2e_s.observe(times.e2e_s())
@@ -121,13 +127,15 @@ class EmulatedServer:
             if reply.tokens > 1:
                 stats.tpot_s.observe((times.e2e_s() - ttft_s) / (reply.tokens - 1))
         self._answered += 1
-        fault = self.setup.fault
-        if (
-            fault is not None
-            and fault.kind is FaultKind.DIE_AFTER_REQUESTS
-            and self._answered == fault.requests
-        ):
-            self.crash(f"RuntimeError: emulated fault: died after {fault.requests} requests")
+        self.faults.on_answered(self._answered)
+        fault = self.setup.faults.get(FaultKind.DIE_AFTER_REQUESTS)
+        if fault is not None and self._answered == fault.number:
+            self.crash(f"RuntimeError: emulated fault: died after {self._answered} requests")
+
+    def hang(self) -> None:
+        """Live on and do nothing more, as a server whose schedulers wait for each other."""
+        self._is_hung = True
+        self.serving.freeze()
 
     def crash(self, reason: str) -> None:
         """Die as a server whose scheduler raised: silent streams for a while, then gone."""
@@ -147,6 +155,8 @@ class EmulatedServer:
 
     def forget(self, request_id: str, delay_s: float) -> None:
         """The client of this request went away: abort it a little later, as SGLang does."""
+        if self.faults.ghosts.keep(request_id):
+            return
         loop = asyncio.get_running_loop()
         loop.call_later(self.clock.wall_duration_s(delay_s), self.abort, request_id)
 
@@ -168,7 +178,7 @@ class EmulatedServer:
 
     def flush(self) -> bool:
         """Empty the radix cache; False (and nothing done) unless the server is idle."""
-        if not self.serving.is_idle:
+        if self._is_hung or not self.serving.is_idle:
             return False
         self.prefixes.flush()
         return True
@@ -228,7 +238,10 @@ class EmulatedServer:
         return self.stats.cached_tokens / prompt_tokens if prompt_tokens else 0.0
 
     def _abort(self, request_id: str) -> None:
-        served = self._served[request_id]
+        served, ghosts = self._served[request_id], self.faults.ghosts
+        is_ghost = request_id in ghosts or (served.reply.is_client_gone and ghosts.keep(request_id))
+        if self._is_hung or is_ghost:
+            return
         self.serving.abort(served.name)
         self.stats.aborted += 1
         served.reply.abort(self.clock.now_s())

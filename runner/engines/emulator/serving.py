@@ -17,6 +17,7 @@ from typing import Protocol
 
 from runner.clock import Clock
 from runner.engines.emulator.alarm import Alarm
+from runner.engines.emulator.pace import Pace
 from runner.pipeline import BatchReport, Pipeline, PipelineRequest, Token
 
 LATE_S = 0.010  # real seconds behind the schedule that are worth a line
@@ -52,6 +53,7 @@ class Serving:
         on_late: Callable[[float], None],
     ) -> None:
         self.pipeline = pipeline
+        self.pace = Pace()
         self._clock = clock
         self._on_batch = on_batch
         self._on_late = on_late
@@ -81,7 +83,7 @@ class Serving:
             name, demand.prompt_tokens, demand.output_tokens, demand.cached_tokens
         )
         self._sinks[name] = sink
-        self.pipeline.submit(request, self._clock.now_s())
+        self.pipeline.submit(request, self._now_s())
         self._wake()
         return name
 
@@ -111,7 +113,7 @@ class Serving:
         self._is_scheduled = False
         if self._is_frozen:
             return
-        now_s = self._clock.now_s()
+        now_s = self._now_s()
         for _ in range(STEPS_PER_TURN):
             step_s = self.pipeline.next_step_s()
             if not self._deliver(now_s if step_s is None else min(step_s, now_s), now_s):
@@ -122,13 +124,13 @@ class Serving:
             step = self.pipeline.step()
             self._due.extend(step.tokens)
             for batch in step.batches:
-                self._on_batch(batch)
+                self._on_batch(batch._replace(time_s=self.pace.to_clock(batch.time_s)))
         self._sleep()
         self._tell_lateness(now_s)
 
     def _deliver(self, until_s: float, now_s: float) -> bool:
         """Hand out what is due; False when that froze the server."""
-        due = self._due
+        due, read_s = self._due, self.pace.to_clock(now_s)
         if due and due[0].time_s <= until_s:
             self._latest_s = max(self._latest_s, now_s - due[0].time_s)
         while due and due[0].time_s <= until_s:
@@ -138,7 +140,7 @@ class Serving:
                 continue
             if token.is_last:
                 del self._sinks[token.request_id]
-            sink.deliver(token.completion_tokens, now_s, is_last=token.is_last)
+            sink.deliver(token.completion_tokens, read_s, is_last=token.is_last)
             if self._is_frozen:
                 return False
         return True
@@ -151,10 +153,14 @@ class Serving:
         if not times_s:
             return
         next_s = min(times_s)
-        if next_s <= self._clock.now_s():
+        if next_s <= self._now_s():
             self._wake()
         else:
-            self._alarm.set(next_s / self._clock.scale)
+            self._alarm.set(self.pace.to_clock(next_s) / self._clock.scale)
+
+    def _now_s(self) -> float:
+        """The pipeline's time."""
+        return self.pace.to_pipeline(self._clock.now_s())
 
     def _tell_lateness(self, now_s: float) -> None:
         late_s = self._latest_s / self._clock.scale

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from runner.engines.emulator.answers import GenerateOptions
-from runner.engines.emulator.faults import Fault
+from runner.engines.emulator.faults.active import ActiveFaults
 from runner.engines.emulator.flag_table import ArgValue
-from runner.engines.emulator.flags import Flags
+from runner.engines.emulator.flags import Flags, setting_values
 from runner.machine.hardware import Profile
 from runner.machine.shape import (
+    PARTITION_VARIABLE,
     ResolvedShape,
     ServerShape,
     StartPhases,
     graph_sizes,
+    partition_of,
     resolve,
     start_phases,
     uses_graph,
@@ -46,7 +49,8 @@ class ServerSetup:
     model_name: str
     context_len: int
     random_seed: int
-    fault: Fault | None
+    faults: ActiveFaults
+    attempt: int
 
     @property
     def token_capacity(self) -> int:
@@ -109,18 +113,19 @@ def set_up(flags: Flags, profile: Profile) -> ServerSetup:
     model_name = str(args["served_model_name"] or args["model_path"] or profile.model.name)
     context_len = args["context_length"]
     sizes = graph_sizes(resolved.cuda_graph_max_bs) if uses_graph(profile, shape) else ()
+    shown: dict[str, ArgValue] = {
+        **args,
+        **_resolved_args(shape, resolved, sizes),
+        "random_seed": random_seed,
+        "model_path": args["model_path"] or profile.model.name,
+        "tokenizer_path": args["tokenizer_path"] or args["model_path"] or profile.model.name,
+        "served_model_name": model_name,
+        "device": args["device"] or "cuda",
+        "chunked_prefill_size": args["chunked_prefill_size"] or resolved.chunked_prefill_size,
+    }
     return ServerSetup(
         profile=profile,
-        args={
-            **args,
-            **_resolved_args(shape, resolved, sizes),
-            "random_seed": random_seed,
-            "model_path": args["model_path"] or profile.model.name,
-            "tokenizer_path": args["tokenizer_path"] or args["model_path"] or profile.model.name,
-            "served_model_name": model_name,
-            "device": args["device"] or "cuda",
-            "chunked_prefill_size": args["chunked_prefill_size"] or resolved.chunked_prefill_size,
-        },
+        args=shown,
         command_line=flags.command_line,
         shape=shape,
         resolved=resolved,
@@ -129,8 +134,24 @@ def set_up(flags: Flags, profile: Profile) -> ServerSetup:
         model_name=model_name,
         context_len=context_len if isinstance(context_len, int) else profile.model.context_length,
         random_seed=random_seed,
-        fault=flags.fault,
+        faults=_faults(flags, shown, resolved, sizes),
+        attempt=flags.identity.attempt,
     )
+
+
+def _faults(
+    flags: Flags, args: Mapping[str, ArgValue], resolved: ResolvedShape, sizes: tuple[int, ...]
+) -> ActiveFaults:
+    """Which faults this launch gets; conditions see what the settings were resolved to."""
+    values = setting_values(
+        args,
+        cuda_graph=bool(sizes),
+        cuda_graph_max_bs=resolved.cuda_graph_max_bs,
+        pp_max_micro_batch_size=resolved.pp_max_micro_batch_size,
+        max_running_requests=resolved.max_running_requests,
+        max_total_tokens=resolved.max_total_tokens,
+    )
+    return ActiveFaults.choose(flags.faults, flags.fault_seed, flags.identity.words, values)
 
 
 def cuda_graph_config(setup: ServerSetup) -> dict[str, dict[str, object]]:
@@ -182,6 +203,7 @@ def _shape(args: Mapping[str, ArgValue]) -> ServerShape:
         attention_backend=backend if isinstance(backend, str) else None,
         mem_fraction_static=fraction if isinstance(fraction, float) else None,
         max_total_tokens=numbers.get("max_total_tokens"),
+        pp_layer_partition=partition_of(os.environ.get(PARTITION_VARIABLE)),
     )
     if shape.chunked_prefill_size == -1:  # no chunks: a prefill is bounded by this alone
         return replace(shape, chunked_prefill_size=numbers["max_prefill_tokens"])

@@ -10,8 +10,11 @@ import os
 import time
 
 from runner.clock import Clock
-from runner.engines.emulator.death import die_at_start
-from runner.engines.emulator.faults import FaultKind
+from runner.engines.emulator.death import die_at_start, die_together
+from runner.engines.emulator.faults.child import leave_child
+from runner.engines.emulator.faults.draw import draw
+from runner.engines.emulator.faults.kind import FaultKind
+from runner.engines.emulator.faults.reasons import capture_reason, start_reason
 from runner.engines.emulator.log import ServerLog
 from runner.engines.emulator.server_gpus import ServerGpus
 from runner.engines.emulator.setup import ServerSetup
@@ -52,6 +55,8 @@ class Startup:
         if self._setup.shape.pp_size > 1:
             self._log.write("Pipeline parallelism is incompatible with overlap schedule.")
         self._log.write(f"server_args={dict(self._setup.args)}")
+        if self._setup.faults.by_kind:
+            self._log.write(f"Emulated faults: {self._setup.faults}")
         self._wait(seconds / 2)
 
     def _init(self) -> None:
@@ -67,19 +72,41 @@ class Startup:
                 "GPU device may be out of range, do you have enough GPUs?"
             )
             die_at_start(log, reason, pp_rank, tp_rank)
-        self._gpus.take(ordinals)
-        self._gpus.hold(self._context_bytes)
+        self._take_gpus(ordinals)
         self._wait(setup.phases.init_s)
         log.write_ranks(f"Init parallel ends. elapsed={setup.phases.init_s:.2f} s")
         log.write_ranks(f"Memory baseline taken. mem usage={self._gib(self._context_bytes)} GB")
-        match setup.fault.kind if setup.fault else None:
-            case FaultKind.DIE_AT_START:
-                die_at_start(log, "RuntimeError: emulated fault: died at start")
-            case FaultKind.HANG_AT_START:
-                while True:
-                    time.sleep(3600)
-            case _:
-                pass
+        self._break()
+
+    def _take_gpus(self, ordinals: list[int]) -> None:
+        """Appear on the GPUs, and leave there what faults want to outlive this process."""
+        faults = self._setup.faults
+        self._gpus.take(ordinals)
+        held = faults.get(FaultKind.HOLD_MEMORY)
+        if held is not None:
+            self._gpus.keep_memory(self._clock.wall_duration_s(held.number))
+        self._gpus.hold(self._context_bytes)
+        child = faults.get(FaultKind.LEAVE_CHILD)
+        if child is not None:
+            process = leave_child(own_session=child.argument.text == "session")
+            held_bytes = int(self._used_bytes) - self._context_bytes
+            self._gpus.take_for(process, ordinals, held_bytes)
+
+    def _break(self) -> None:
+        """Die or hang, where a fault says so."""
+        faults = self._setup.faults
+        death = faults.get(FaultKind.DIE_AT_START)
+        if death is not None:
+            chance = draw(faults.seed, death.text)
+            first = int(chance * self._setup.shape.pp_size)
+            die_together(self._log, start_reason(death), first)
+        if FaultKind.HANG_AT_START in faults:
+            while True:
+                time.sleep(3600)
+
+    def _is_out_of_memory(self, phase: str) -> bool:
+        fault = self._setup.faults.get(FaultKind.OUT_OF_MEMORY)
+        return fault is not None and fault.argument.text == phase
 
     def _load_weights(self) -> None:
         seconds = self._setup.phases.load_weights_s
@@ -90,6 +117,10 @@ class Startup:
         message = refusal(self._setup.profile, self._setup.shape)
         if message is not None:
             die_at_start(self._log, self._refused(message))
+        if self._is_out_of_memory("load"):
+            die_at_start(
+                self._log, self._out_of_memory(self._weight_bytes, self._weight_bytes // 8)
+            )
         self._check_neighbours()
         held = self._context_bytes + self._weight_bytes
         self._gpus.hold(held)
@@ -122,6 +153,9 @@ class Startup:
             f"avail mem={self._available(held)}"
         )
         self._wait(seconds)
+        if self._is_out_of_memory("capture"):
+            wanted = self._graph_bytes // len(sizes)
+            die_at_start(log, capture_reason(self._out_of_memory(wanted, wanted // 8)))
         self._gpus.hold(self._used_bytes)
         log.write_ranks(
             f"Capture target decode CUDA graph end. bs={list(sizes)}, elapsed={seconds:.2f} s, "

@@ -27,12 +27,25 @@ RESOLVED_NAMES = (
 )
 """What `resolved_params` always reports, as far as the server tells it."""
 
+VARIABLES = {"pp_layer_partition": "SGLANG_PP_LAYER_PARTITION"}
+"""Parameters that SGLang reads from its environment."""
+
 _RENAMED = {"cuda_graph_max_bs": "cuda-graph-max-bs-decode"}
 
 
 def render(server_args: Params) -> list[str]:
     """The flags for SGLang 0.5.23, in the order of the parameters."""
-    return [word for name, value in server_args.items() for word in _flag(name, value)]
+    return [
+        word
+        for name, value in server_args.items()
+        if name not in VARIABLES
+        for word in _flag(name, value)
+    ]
+
+
+def environment(server_args: Params) -> dict[str, str]:
+    """The environment variables that stand for parameters without a flag."""
+    return {VARIABLES[name]: str(server_args[name]) for name in server_args if name in VARIABLES}
 
 
 def _flag(name: str, value: ParamValue) -> list[str]:

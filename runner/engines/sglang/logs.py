@@ -123,6 +123,8 @@ _STANDALONE = re.compile(
     r"|crashed with exit code|Initialization failed\. warmup error|^cannot start ",
     re.IGNORECASE,
 )
+# The echo of our own requests: no sign that a server gets on.
+_ACCESS = re.compile(r'\bINFO: +\S+ - "[A-Z]+ \S+ HTTP/1\.\d" \d{3}\b')
 # What follows a death; never its reason.
 _SECONDARY = re.compile(
     r"Received sigquit|SIGQUIT received|kill_process_tree called|Sleeping \d+ seconds before crash"
@@ -153,7 +155,7 @@ def explain_death(text: str, exit_code: int | None) -> Death:
 def last_line(text: str) -> str:
     """The last line that says something."""
     for line in reversed(text.splitlines()):
-        if line.strip() and not _SECONDARY.search(line):
+        if line.strip() and not _SECONDARY.search(line) and not _ACCESS.search(line):
             return line.strip()[:_LINE_CHARS]
     return ""
 
@@ -213,13 +215,17 @@ class LogReader:
         self._lock = Lock()
 
     def read_lines(self) -> list[str]:
-        """The lines completed since the last call; a progress bar's redraws are lines."""
+        """The lines completed since the last call; a progress bar's redraws are lines.
+
+        Lines that only echo an HTTP request are left out.
+        """
         with self._lock, self.path.open("rb") as log:
             log.seek(self._offset_bytes)
             fresh = log.read()
             self._offset_bytes += len(fresh)
             *lines, self._rest = (self._rest + fresh).replace(b"\r", b"\n").split(b"\n")
-        return [line.decode("utf-8", errors="replace") for line in lines]
+        texts = (line.decode("utf-8", errors="replace") for line in lines)
+        return [text for text in texts if not _ACCESS.search(text)]
 
     def read_tail(self) -> str:
         """The log of this start, its last part if it is long."""

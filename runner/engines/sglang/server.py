@@ -17,9 +17,9 @@ from pathlib import Path
 from runner.clock import Clock
 from runner.engines.lease import Driver, Lease, boot_id, remove_lease, write_lease
 from runner.engines.ports import HeldPorts, hold_ports
-from runner.engines.processes import ProcessGroup
+from runner.engines.processes import START_VARIABLE, ProcessGroup
 from runner.engines.sglang.control import Control
-from runner.engines.sglang.flags import internal_states, render, resolved_params
+from runner.engines.sglang.flags import environment, internal_states, render, resolved_params
 from runner.engines.sglang.link import Link, PortTakenError
 from runner.engines.sglang.logs import LogReader
 from runner.engines.sglang.process import (
@@ -128,11 +128,11 @@ class Server:
         with self._lock:
             if self._running is not None:
                 raise RuntimeError("a server is started once")
-            for _ in range(PORT_TRIES):
+            for attempt in range(1, PORT_TRIES + 1):
                 if self._stop.is_set():
                     raise Interrupted("the server was told to stop")
                 try:
-                    return self._start_once()
+                    return self._start_once(attempt)
                 except PortTakenError:
                     continue
         raise ClusterLost(
@@ -201,12 +201,12 @@ class Server:
                 self._abort_all(self._running.control.url)
             self._undo.close()
 
-    def _start_once(self) -> ServerStarted:
+    def _start_once(self, attempt: int) -> ServerStarted:
         """One try. What is undone if it fails is what `stop` undoes if it does not."""
         with ExitStack() as undo:
             ports = self._hold(2)
             undo.callback(ports.release)
-            command = self._command(*ports.numbers)
+            command = self._command(attempt, *ports.numbers)
             started_s = self._clock.now_s()
             process = self._spawn(command, ports.numbers[0], undo)
             log = LogReader(self._spec.log_path, process.log_start_bytes)
@@ -305,7 +305,7 @@ class Server:
             raise ServerFailed("the server is not running", self._log_path)
         return self._running
 
-    def _command(self, port: int, nccl_port: int) -> Command:
+    def _command(self, attempt: int, port: int, nccl_port: int) -> Command:
         """The command line; its GPU numbers count from 0 within CUDA_VISIBLE_DEVICES."""
         own = ["--host", HOST, "--port", str(port), "--nccl-port", str(nccl_port)]
         devices = {
@@ -319,14 +319,21 @@ class Server:
                 "PYTHONUNBUFFERED": "1",
                 **inherited_environment(),
                 **program.env,
+                **environment(self._spec.server_args),
                 **devices,
+                START_VARIABLE: f"{self._spec.launch_number}/{self._spec.index}/{attempt}",
             },
             log_path=self._spec.log_path,
             token=uuid.uuid4().hex,
         )
 
     def _shown(self, command: Command) -> str:
-        shown = {**self._spec.program.env, "CUDA_VISIBLE_DEVICES": self._spec.visible_devices}
+        spec = self._spec
+        shown = {
+            **spec.program.env,
+            **environment(spec.server_args),
+            "CUDA_VISIBLE_DEVICES": spec.visible_devices,
+        }
         words = [f"{name}={shlex.quote(value)}" for name, value in shown.items()]
         return " ".join((*words, shlex.join(command.argv)))
 

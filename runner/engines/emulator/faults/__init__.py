@@ -1,0 +1,1 @@
+"""Ways to break an emulated server on purpose, for everything around it that must cope."""
