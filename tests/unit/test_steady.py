@@ -116,7 +116,7 @@ def test_uneven_lengths_prefill_one_by_one_and_lose_throughput() -> None:
     uneven = model.state(
         4, load(32, protocol=LoadProtocol.CLOSED_LOOP, output_tokens=128, output_cv=0.3)
     )
-    assert uneven.output_throughput < 0.8 * even.output_throughput
+    assert uneven.output_throughput < 0.95 * even.output_throughput
 
 
 def test_the_longest_requests_of_a_burst_end_alone() -> None:
