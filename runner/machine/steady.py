@@ -295,21 +295,25 @@ class SteadyModel:
         return decode_s + share * (prefill_s - decode_s)
 
     def _decode_s(self, visits: Sequence[_Visit], later: float) -> float:
-        """A round without prefills; results ship `depth` visits late, `later` of them busy."""
+        """A round without prefills; with depth, results wait for `later` launches more."""
         sum_s = sum(visit.stage_s for visit in visits)
         if self._ranks == 1:
             return sum_s
-        depth = self._shape.pp_async_batch_depth
-        empty_s = (depth - later) * self._profile.host.empty_slot_s
+        between = max(self._shape.pp_async_batch_depth - 1, 0)
+        empty_s = (between - later) * self._profile.host.empty_slot_s
         late_s = max(v.launched_s + later * v.launch_s + empty_s for v in visits)
         return max(sum_s, late_s, *(visit.path_s for visit in visits))
 
     def _later(self, load: SteadyLoad, occupied: float) -> float:
-        """How many of the `depth` slots behind a busy one are busy too."""
-        depth, others = self._shape.pp_async_batch_depth, max(occupied - 1.0, 0.0)
+        """How many busy slots are between a busy one and the visit that ships its result.
+
+        That is `depth` visits later, before its own launch.
+        """
+        between = max(self._shape.pp_async_batch_depth - 1, 0)
+        others = max(occupied - 1.0, 0.0)
         if self._ranks > 1 and load.output_cv and load.protocol is not LoadProtocol.BURST:
-            return others * depth / (self._slots - 1)  # they lie anywhere
-        return min(float(depth), others)  # they lie side by side
+            return others * between / (self._slots - 1)  # they lie anywhere
+        return min(float(between), others)  # they lie side by side
 
     def _burst(self, cap: int, load: SteadyLoad, sent: int, running: int, phase: _Phase) -> _Phase:
         """A burst but for its tail: equal requests go in waves, the last of them a smaller one."""
