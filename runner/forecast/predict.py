@@ -61,5 +61,11 @@ def predict(
         combine(level, samples[place * seeds : (place + 1) * seeds])
         for place, level in enumerate(ladder)
     )
-    mean = estimator.output.mean
-    return Prediction(settings.workload.protocol, mean, Basis.SIMULATION, rungs, seeds=seeds)
+    return Prediction(
+        protocol=settings.workload.protocol,
+        output_tokens=estimator.output.mean,
+        basis=Basis.SIMULATION,
+        rungs=rungs,
+        seeds=seeds,
+        is_cut_off=any(job.is_cut_off for job in jobs),
+    )

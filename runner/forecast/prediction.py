@@ -53,7 +53,8 @@ class RungPrediction:
 class Prediction:
     """A setting under the study's workload: its rungs in the order of the ladder, or a refusal.
 
-    `output_tokens` is the mean of the study's law of output lengths.
+    `output_tokens` is the mean of the study's law of output lengths; `is_cut_off`: some rung was
+    not simulated until its first requests ended, which would have taken too long.
     """
 
     protocol: LoadProtocol
@@ -62,6 +63,7 @@ class Prediction:
     rungs: tuple[RungPrediction, ...]
     refused: str | None = None
     seeds: int = 1
+    is_cut_off: bool = False
 
 
 def prediction_document(prediction: Prediction) -> dict[str, object]:

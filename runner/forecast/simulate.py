@@ -54,7 +54,7 @@ class Job:
     """One rung of one setting under one seed.
 
     `work` is its estimated cost; `ttft_s` and `tpot_s` are the closed form's, for loads too short
-    to show them.
+    to show them. `is_cut_off`: it is stopped before its first requests end.
     """
 
     settings: StudySettings
@@ -64,6 +64,7 @@ class Job:
     work: float
     ttft_s: float
     tpot_s: float
+    is_cut_off: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +94,10 @@ def make_job(
     plan = rung_plans(settings, seed)[position]
     rung = estimator.rung(planned, level)
     bounded, work = bound(planned, plan, rung, estimator.output.mean, effort)
-    return Job(settings, planned, bounded, position, work, rung.ttft_s, rung.tpot_s)
+    longest_s = bounded.max_window_s
+    longest_s *= GIVE_UP if bounded.protocol is LoadProtocol.BURST else 1.0
+    is_cut_off = rung.tpot_s * estimator.output.mean > longest_s
+    return Job(settings, planned, bounded, position, work, rung.ttft_s, rung.tpot_s, is_cut_off)
 
 
 def bound(

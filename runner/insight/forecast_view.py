@@ -83,6 +83,8 @@ def print_prediction(
         show([title, Text(f"This setting cannot run: {prediction.refused}.")], stream)
         return
     sentences = [Text(load_words(settings)), Text(_spread_words(prediction))]
+    if prediction.is_cut_off:
+        sentences.append(Text("Outputs are so long that rungs were cut off before they ended."))
     show([title, _rung_table(prediction), *sentences], stream)
 
 

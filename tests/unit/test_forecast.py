@@ -128,6 +128,8 @@ def test_an_open_loop_has_rates() -> None:
 def test_very_long_outputs_are_cut_off() -> None:
     settings = with_workload(STUDY, output_tokens=Lengths.fixed(20_000))
     found = job(settings, PP8, 6)
+    assert found.is_cut_off
+    assert not job(STUDY, PP8, 6).is_cut_off
     assert found.plan.max_window_s < 60
     assert found.work < 1.5 * EFFORT.most_work
     sample = run_job(found)

@@ -33,7 +33,9 @@ def rung(level: float, rate: float, *, low: float | None, high: float | None) ->
 
 def test_a_prediction_names_protocol_lengths_and_spread() -> None:
     rungs = (rung(1, 20.0, low=None, high=None), rung(6, 100.0, low=90.0, high=115.0))
-    prediction = Prediction(LoadProtocol.CLOSED_LOOP, 12, Basis.SIMULATION, rungs, seeds=5)
+    prediction = Prediction(
+        LoadProtocol.CLOSED_LOOP, 12, Basis.SIMULATION, rungs, seeds=5, is_cut_off=True
+    )
     settings = with_workload(STUDY, output_tokens=Lengths("uniform", 8, 16))
     stream = io.StringIO()
     print_prediction(prediction, settings, PP8, stream)
@@ -43,6 +45,7 @@ def test_a_prediction_names_protocol_lengths_and_spread() -> None:
     assert "5 seeds" in text
     assert "25.0% (at 6)" in text
     assert "90.0 - 115" in text
+    assert "cut off before they ended" in text
     assert max(map(len, text.splitlines())) <= 100
 
 
