@@ -65,7 +65,8 @@ def parser() -> argparse.ArgumentParser:
     running = argparse.ArgumentParser(add_help=False)
     running.add_argument("--executor", choices=["ray", "inline"], help="default: ray")
     running.add_argument("--address", help="join this Ray cluster instead of starting one")
-    running.add_argument(
+    setting = argparse.ArgumentParser(add_help=False)
+    setting.add_argument(
         "--set",
         dest="overrides",
         action="append",
@@ -73,7 +74,8 @@ def parser() -> argparse.ArgumentParser:
         metavar="A.B=VALUE",
         help="override a field of the study; may be given again",
     )
-    add_tune(commands, [shared, running])
+    add_tune(commands, [shared, running, setting])
+    add_forecast(commands, [shared, setting])
     add_reading(commands, [shared])
     emulate = commands.add_parser(
         "emulate", help="run an emulated SGLang server by hand: runner emulate -- FLAGS"
@@ -91,6 +93,14 @@ def port_number(text: str) -> int:
     return port
 
 
+def count(text: str) -> int:
+    """A whole number from 1 on, as argparse wants it."""
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
 def add_tune(
     commands: argparse._SubParsersAction[argparse.ArgumentParser],
     parents: list[argparse.ArgumentParser],
@@ -102,6 +112,35 @@ def add_tune(
     resume = commands.add_parser("resume", parents=parents, help="continue a study by its name")
     resume.add_argument("name")
     resume.set_defaults(run="run_resume")
+
+
+def add_forecast(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    parents: list[argparse.ArgumentParser],
+) -> None:
+    """The commands that compute and launch nothing."""
+    plan = commands.add_parser(
+        "plan", parents=parents, help="what a study would do: no launch, needs a hardware profile"
+    )
+    plan.add_argument("study", type=Path, metavar="STUDY.yaml")
+    plan.add_argument(
+        "--top", type=count, default=10, metavar="N", help="settings to rank (default: 10)"
+    )
+    plan.set_defaults(run="run_plan")
+    predict = commands.add_parser(
+        "predict", parents=parents, help="the model's answer for one setting"
+    )
+    predict.add_argument("study", type=Path, metavar="STUDY.yaml")
+    predict.add_argument(
+        "--params",
+        required=True,
+        metavar="NAME=VALUE,...",
+        help="the setting; what is left out takes SGLang's default",
+    )
+    predict.add_argument(
+        "--seeds", type=count, default=5, metavar="N", help="simulate under N seeds (default: 5)"
+    )
+    predict.set_defaults(run="run_predict")
 
 
 def add_reading(

@@ -187,3 +187,45 @@ def stored_settings(args: argparse.Namespace) -> StudySettings:
 
     document = StudyStore(args.home, args.name).read_study()
     return parse_study(document["settings"], getattr(args, "overrides", ()))
+
+
+def run_predict(args: argparse.Namespace) -> int:
+    """`runner predict`: one setting by the model, in the space or not."""
+    from runner.config import load_study
+    from runner.forecast.given import parse_params
+    from runner.forecast.predict import predict
+    from runner.forecast.prediction import prediction_document
+    from runner.insight.forecast_view import ProgressLine, print_prediction
+
+    settings = load_study(args.study, args.overrides)
+    params = parse_params(settings, args.params)
+    line = ProgressLine(sys.stderr, "simulating")
+    try:
+        prediction = predict(settings, params, args.seeds, line)
+    finally:
+        line.close()
+    if args.json:
+        print(json.dumps(prediction_document(prediction)))
+    else:
+        print_prediction(prediction, settings, params, sys.stdout)
+    return 0
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    """`runner plan`: what a study would do, without a launch."""
+    from runner.config import load_study
+    from runner.forecast.plan import make_plan, plan_document
+    from runner.insight.forecast_view import ProgressLine
+    from runner.insight.plan_view import print_plan
+
+    settings = load_study(args.study, args.overrides)
+    line = ProgressLine(sys.stderr, "planning")
+    try:
+        plan = make_plan(settings, args.top, line)
+    finally:
+        line.close()
+    if args.json:
+        print(json.dumps(plan_document(plan)))
+    else:
+        print_plan(plan, sys.stdout)
+    return 0

@@ -28,6 +28,7 @@ LAYERS = (
     "insight",
     "record",
     "search",
+    "forecast",
     "cluster",
     "engines",
     "load",

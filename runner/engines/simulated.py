@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from runner.engines.virtual_load import Engine, VirtualLoad
 from runner.engines.virtual_power import PERIOD_S, MeteredGpus, VirtualMeter
@@ -17,7 +17,15 @@ from runner.errors import ConfigError, Infeasible
 from runner.launch import CAP, as_int
 from runner.machine.profile import load_profile
 from runner.machine.shape import memory_used_bytes
-from runner.pipeline import Pipeline, refusal, resolve, shape_of, start_phases
+from runner.pipeline import (
+    Pipeline,
+    Profile,
+    ServerShape,
+    refusal,
+    resolve,
+    shape_of,
+    start_phases,
+)
 from runner.settings import StudySettings
 from runner.trial import LaunchSpec, LoadPlan, LoadProtocol, LoadRun, Params, PowerSample
 
@@ -28,12 +36,21 @@ LONGEST_WHOLE_LOAD = 6  # burst and warm-up
 
 
 class SimulatedServers:
-    """The servers of one launch; implements trial.RunningServers."""
+    """The servers of one launch; implements trial.RunningServers.
 
-    def __init__(self, settings: StudySettings, launch: LaunchSpec) -> None:
+    `make_pipeline` makes each server's pipeline, for those who want to watch them.
+    """
+
+    def __init__(
+        self,
+        settings: StudySettings,
+        launch: LaunchSpec,
+        make_pipeline: Callable[[Profile, ServerShape, int, float], Pipeline] = Pipeline,
+    ) -> None:
         if settings.engine.profile is None:
             raise ConfigError("engine.profile: missing; the simulated engine needs a profile")
         self._profile = load_profile(settings.engine.profile)
+        self._make_pipeline = make_pipeline
         self._args = launch.server_args
         self._shape = shape_of(launch.server_args)
         self._dp_size = as_int(launch.server_args.get("dp_size", 1))
@@ -113,7 +130,8 @@ class SimulatedServers:
 
     def _engine(self, plan: LoadPlan, place: int, origin_s: float) -> Engine:
         """Engine `place`; consecutive ones are on consecutive replicas."""
-        pipeline = Pipeline(self._profile, self._shape, seed_of(plan, place), origin_s)
+        seed = seed_of(plan, place)
+        pipeline = self._make_pipeline(self._profile, self._shape, seed, origin_s)
         pipeline.set_cap(self._cap)
         return Engine(pipeline, place % self._replicas)
 

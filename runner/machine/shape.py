@@ -6,6 +6,7 @@ Pure. Rules are those of SGLang 0.5.23 as far as they decide what runs.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from enum import StrEnum
 
 from runner.machine.hardware import Profile
 from runner.trial import Params, ParamValue
@@ -78,6 +79,27 @@ class StartPhases:
     def total_s(self) -> float:
         """From exec to ready."""
         return sum(self.by_name.values())
+
+
+class RefusalKind(StrEnum):
+    """Why a server cannot start, as a kind."""
+
+    SIZES = "sizes out of range"
+    GPUS = "not enough GPUs"
+    HEADS = "attention heads not divisible"
+    LAYERS = "layers do not fit the stages"
+    EXPERTS = "expert parallelism"
+    BACKEND = "attention backend refused"
+    MEMORY = "out of memory"
+    VERSION = "refused by SGLang"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Why one server cannot start: the kind, and the whole reason for a person."""
+
+    kind: RefusalKind
+    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +203,12 @@ def resolve(profile: Profile, shape: ServerShape) -> ResolvedShape:
 
 def refusal(profile: Profile, shape: ServerShape) -> str | None:
     """Why this server cannot start on this machine; None: it can."""
+    found = refused(profile, shape)
+    return None if found is None else found.text
+
+
+def refused(profile: Profile, shape: ServerShape) -> Refusal | None:
+    """The same, with the kind of reason."""
     return (
         _refused_sizes(profile, shape)
         or _refused_backend(profile, shape)
@@ -232,31 +260,43 @@ def memory_used_bytes(profile: Profile, shape: ServerShape) -> int:
     return int(used + _graph_bytes(profile, shape, resolved))
 
 
-def _refused_sizes(profile: Profile, shape: ServerShape) -> str | None:
+def _refused_sizes(profile: Profile, shape: ServerShape) -> Refusal | None:
     model = profile.model
     sizes = (shape.tp_size, shape.pp_size, shape.ep_size)
     cap = shape.pp_max_micro_batch_size
     if min(sizes) < 1 or shape.pp_async_batch_depth < 0 or (cap is not None and cap < 1):
-        return "tp_size, pp_size, ep_size and the cap must be at least 1, the depth at least 0"
+        return Refusal(
+            RefusalKind.SIZES,
+            "tp_size, pp_size, ep_size and the cap must be at least 1, the depth at least 0",
+        )
     if shape.gpus > profile.gpus:
-        return (
+        return Refusal(
+            RefusalKind.GPUS,
             f"tp_size {shape.tp_size} x pp_size {shape.pp_size} needs {shape.gpus} GPUs, "
-            f"{profile.name} has {profile.gpus}"
+            f"{profile.name} has {profile.gpus}",
         )
     if model.attention_heads % shape.tp_size:
-        return (
-            f"tp_size {shape.tp_size} does not divide the {model.attention_heads} attention heads"
+        return Refusal(
+            RefusalKind.HEADS,
+            f"tp_size {shape.tp_size} does not divide the {model.attention_heads} attention heads",
         )
     if shape.pp_size > model.layers:
-        return f"pp_size {shape.pp_size} is more than the model's {model.layers} layers"
+        return Refusal(
+            RefusalKind.LAYERS,
+            f"pp_size {shape.pp_size} is more than the model's {model.layers} layers",
+        )
     partition = shape.pp_layer_partition
     if partition is not None and not _is_partition(partition, model.layers, shape.pp_size):
-        return (
+        return Refusal(
+            RefusalKind.LAYERS,
             f"pp_layer_partition must list the layers of {shape.pp_size} stages, each 1 or more, "
-            f"together {model.layers}, as in {','.join(map(str, _even(model.layers, shape)))}"
+            f"together {model.layers}, as in {','.join(map(str, _even(model.layers, shape)))}",
         )
     if shape.ep_size > 1 and (not model.experts or shape.tp_size % shape.ep_size):
-        return f"ep_size {shape.ep_size} must divide tp_size {shape.tp_size} of a model of experts"
+        return Refusal(
+            RefusalKind.EXPERTS,
+            f"ep_size {shape.ep_size} must divide tp_size {shape.tp_size} of a model of experts",
+        )
     return None
 
 
@@ -268,39 +308,43 @@ def _even(layers: int, shape: ServerShape) -> tuple[int, ...]:
     return stage_layers(layers, replace(shape, pp_layer_partition=None))
 
 
-def _refused_backend(profile: Profile, shape: ServerShape) -> str | None:
+def _refused_backend(profile: Profile, shape: ServerShape) -> Refusal | None:
     name = shape.attention_backend or profile.defaults.attention_backend
     if name in profile.backends:
         return None
     reason = profile.refused_backends.get(name, "it is not available there")
-    return (
+    return Refusal(
+        RefusalKind.BACKEND,
         f"attention backend {name} does not run on {profile.gpu.name}: {reason}; "
-        f"choose one of {', '.join(profile.backends)}"
+        f"choose one of {', '.join(profile.backends)}",
     )
 
 
-def _refused_memory(profile: Profile, shape: ServerShape) -> str | None:
+def _refused_memory(profile: Profile, shape: ServerShape) -> Refusal | None:
     total = profile.gpu.memory_bytes
     fraction = shape.mem_fraction_static or profile.defaults.mem_fraction_static
     weights = stage_weight_bytes(profile, shape)
     if weights + profile.memory.context_bytes > total:
-        return (
+        return Refusal(
+            RefusalKind.MEMORY,
             f"out of memory: the weights take {weights / GIGA:.1f} GB of each GPU's "
-            f"{total / GIGA:.1f} GB; spread the model over more GPUs"
+            f"{total / GIGA:.1f} GB; spread the model over more GPUs",
         )
     if _capacity_tokens(profile, shape, fraction) < 1:
-        return (
+        return Refusal(
+            RefusalKind.MEMORY,
             f"out of memory: mem_fraction_static {fraction:g} leaves {fraction * total / GIGA:.1f} "
-            f"GB for {weights / GIGA:.1f} GB of weights and no KV cache; raise mem_fraction_static"
+            f"GB for {weights / GIGA:.1f} GB of weights and no KV cache; raise mem_fraction_static",
         )
     resolved = resolve(profile, shape)
     needed = fraction * total + profile.memory.context_bytes + profile.memory.activation_bytes
     needed += _graph_bytes(profile, shape, resolved)
     if needed > total:
-        return (
+        return Refusal(
+            RefusalKind.MEMORY,
             f"out of memory: {needed / GIGA:.1f} GB needed with mem_fraction_static {fraction:g} "
             f"and graphs up to {resolved.cuda_graph_max_bs}, each GPU has {total / GIGA:.1f} GB; "
-            "lower mem_fraction_static or cuda_graph_max_bs"
+            "lower mem_fraction_static or cuda_graph_max_bs",
         )
     return None
 

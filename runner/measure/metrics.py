@@ -136,9 +136,9 @@ def distribution(values: Iterable[float]) -> Distribution | None:
         return None
     return Distribution(
         mean=math.fsum(ordered) / len(ordered),
-        p50=_percentile(ordered, 0.5),
-        p90=_percentile(ordered, 0.9),
-        p99=_percentile(ordered, 0.99),
+        p50=percentile(ordered, 0.5),
+        p90=percentile(ordered, 0.9),
+        p99=percentile(ordered, 0.99),
     )
 
 
@@ -246,7 +246,8 @@ def _halfwidth(rung: RungRecord, plan: LoadPlan | None) -> float | None:
     )
 
 
-def _percentile(ordered: Sequence[float], share: float) -> float:
+def percentile(ordered: Sequence[float], share: float) -> float:
+    """The value at a share (0 to 1) of ascending values, linear between them."""
     place = share * (len(ordered) - 1)
     below = math.floor(place)
     above = min(below + 1, len(ordered) - 1)

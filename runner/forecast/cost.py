@@ -1,0 +1,114 @@
+"""What a study takes: launches, seconds and joules, by the closed form. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runner.forecast.estimate import Estimator
+from runner.forecast.prediction import RungPrediction
+from runner.forecast.setting import PlannedSetting
+from runner.machine.shape import start_phases
+from runner.settings import StudySettings
+from runner.trial import LoadProtocol
+
+PERIODS = 3.0  # request lifetimes after which a window is usually precise enough
+MOST_COSTED = 300  # settings over which a mean trial is taken
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What a study takes when no trial is stopped early. `time_s` is on the wall clock."""
+
+    trials: int
+    remeasured: int
+    launches: int
+    time_s: float
+    energy_j: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Spent:
+    """Seconds on the engine's own clock, and joules."""
+
+    time_s: float
+    energy_j: float
+
+
+def study_cost(
+    settings: StudySettings,
+    estimator: Estimator,
+    runnable: Sequence[PlannedSetting],
+    baselines: Sequence[PlannedSetting],
+) -> Cost:
+    """The expected cost; settings of the search are taken to be drawn evenly from `runnable`.
+
+    Consecutive trials share a launch where they need the same; a re-measurement has its own.
+    """
+    search = settings.search
+    searched = min(max(search.trials - len(baselines), 0), len(runnable))
+    remeasured = settings.measure.repeats * (settings.measure.finalists + len(baselines))
+    keys = Counter(planned.launch.key for planned in runnable)
+    shared = sum((count / max(len(runnable), 1)) ** 2 for count in keys.values())
+    own = len({planned.launch.key for planned in baselines}) + remeasured
+    launches = own + (math.ceil(1 + (searched - 1) * (1 - shared)) if searched else 0)
+    step = max(1, len(runnable) // MOST_COSTED)
+    sample = [*runnable[::step], *baselines]
+    trials = len(baselines) + searched + remeasured
+    if not sample:
+        return Cost(0, 0, 0, 0.0, 0.0)
+    measured = [_trial(settings, estimator, planned) for planned in sample]
+    started = [_start(estimator, planned) for planned in sample]
+    time_s = launches * _mean_s(started) + trials * _mean_s(measured)
+    energy_j = launches * _mean_j(started) + trials * _mean_j(measured)
+    return Cost(
+        trials=len(baselines) + searched,
+        remeasured=remeasured,
+        launches=min(launches, search.launches or launches),
+        time_s=time_s / settings.engine.time_scale,
+        energy_j=energy_j,
+    )
+
+
+def _trial(settings: StudySettings, estimator: Estimator, planned: PlannedSetting) -> _Spent:
+    """The warm-up and every rung of one trial."""
+    rungs = [estimator.rung(planned, level) for level in settings.workload.ladder]
+    warmup = max(rungs, key=lambda rung: rung.level)
+    warmup_s = _life_s(estimator, warmup)
+    spans_s = [_rung_s(settings, estimator, rung) for rung in rungs]
+    energy_j = sum(rung.power_w * span_s for rung, span_s in zip(rungs, spans_s, strict=True))
+    return _Spent(warmup_s + sum(spans_s), energy_j + warmup.power_w * warmup_s)
+
+
+def _rung_s(settings: StudySettings, estimator: Estimator, rung: RungPrediction) -> float:
+    """The ramp-up and the window of one rung."""
+    measure, life_s = settings.measure, _life_s(estimator, rung)
+    match settings.workload.protocol:
+        case LoadProtocol.BURST:
+            return rung.level * estimator.output.mean / rung.output_throughput
+        case LoadProtocol.OPEN_LOOP:
+            ramp_s = measure.min_window_s / 2
+        case LoadProtocol.CLOSED_LOOP:
+            ramp_s = min(life_s, measure.max_window_s)
+    return ramp_s + min(max(measure.min_window_s, PERIODS * life_s), measure.max_window_s)
+
+
+def _life_s(estimator: Estimator, rung: RungPrediction) -> float:
+    return rung.ttft_s + rung.tpot_s * estimator.output.mean
+
+
+def _start(estimator: Estimator, planned: PlannedSetting) -> _Spent:
+    """From exec to ready; GPUs that load draw what idle ones with a server draw."""
+    start_s = start_phases(estimator.profile, planned.shape).total_s
+    gpus = planned.launch.replicas * planned.launch.gpus_per_replica
+    return _Spent(start_s, start_s * gpus * estimator.profile.gpu.server_idle_w)
+
+
+def _mean_s(spent: Sequence[_Spent]) -> float:
+    return math.fsum(each.time_s for each in spent) / len(spent)
+
+
+def _mean_j(spent: Sequence[_Spent]) -> float:
+    return math.fsum(each.energy_j for each in spent) / len(spent)

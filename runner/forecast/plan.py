@@ -1,0 +1,196 @@
+"""The plan of a study, without a launch: what is in its space, what is worth it, what it takes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from runner.forecast.cost import Cost, study_cost
+from runner.forecast.equivalence import (
+    Equivalent,
+    Sameness,
+    equivalents,
+    may_be_near,
+    same_computation,
+)
+from runner.forecast.estimate import Estimator
+from runner.forecast.examine import Examined, examine
+from runner.forecast.findings import Finding, group, refusal_example, wastes
+from runner.forecast.predict import Progress
+from runner.forecast.prediction import plain, rung_document
+from runner.forecast.ranking import (
+    CHECKED,
+    CHECKED_SEEDS,
+    EQUIVALENCE_WORK,
+    Forecaster,
+    Ranked,
+    lookalikes,
+    rank,
+)
+from runner.forecast.setting import PlannedSetting, plan_setting, study_profile
+from runner.label import setting_label
+from runner.machine.shape import Refusal
+from runner.settings import StudySettings
+from runner.trial import Params
+
+
+@dataclass(frozen=True, slots=True)
+class RefusedBaseline:
+    """A baseline that cannot run, and why."""
+
+    name: str
+    params: Params
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StudyPlan:
+    """Everything `runner plan` shows. `runnable` counts settings that can start."""
+
+    settings: StudySettings
+    examined: Examined
+    runnable: int
+    refused: tuple[Finding, ...]
+    warnings: tuple[Finding, ...]
+    equivalent: tuple[Equivalent, ...]
+    ranking: tuple[Ranked, ...]
+    baselines: tuple[Ranked, ...]
+    refused_baselines: tuple[RefusedBaseline, ...]
+    cost: Cost
+
+
+def make_plan(
+    settings: StudySettings,
+    top: int,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> StudyPlan:
+    """Plan a study; raises ConfigError when it names no profile."""
+    profile = study_profile(settings)
+    estimator = Estimator(settings, profile)
+    examined = examine(settings)
+    planned = [plan_setting(settings, profile, params) for params in examined.settings]
+    runnable = [each for each in planned if isinstance(each, PlannedSetting)]
+    groups = same_computation(settings, profile, runnable)
+    named: dict[str, PlannedSetting] = {}
+    refused_baselines: list[RefusedBaseline] = []
+    for baseline in settings.baselines:
+        found = plan_setting(settings, profile, baseline.params)
+        if isinstance(found, Refusal):
+            refused_baselines.append(RefusedBaseline(baseline.name, baseline.params, found.text))
+        else:
+            named[baseline.name] = found
+    forecaster = Forecaster(settings, estimator, on_progress)
+    first = [members[0] for members in groups]
+    best = rank(forecaster, settings.workload.ladder, first, list(named.values()), top)
+    alike = lookalikes(forecaster, best, first)
+    forecaster.allow(EQUIVALENCE_WORK)
+    for leader, members in zip(best, alike, strict=True):
+        if members:
+            pair = [leader, *members[:CHECKED]]
+            forecaster.simulate(pair, settings.workload.ladder, CHECKED_SEEDS)
+    checked = [each for members in alike for each in members[:CHECKED]]
+    return StudyPlan(
+        settings=settings,
+        examined=examined,
+        runnable=len(runnable),
+        refused=_refused(examined.settings, planned),
+        warnings=group(w for each in runnable for w in wastes(settings, profile, each)),
+        equivalent=(
+            *equivalents(profile, groups),
+            *_near(forecaster, [*best, *named.values(), *checked]),
+        ),
+        ranking=tuple(
+            forecaster.ranked(each, None, len(members))
+            for each, members in zip(best, alike, strict=True)
+        ),
+        baselines=tuple(forecaster.ranked(each, name, 0) for name, each in named.items()),
+        refused_baselines=tuple(refused_baselines),
+        cost=study_cost(settings, estimator, runnable, list(named.values())),
+    )
+
+
+def _refused(
+    settings: Sequence[Params], planned: Sequence[PlannedSetting | Refusal]
+) -> tuple[Finding, ...]:
+    """Refusals by their kind."""
+    return group(
+        (each.kind.value, refusal_example(params, each.text))
+        for params, each in zip(settings, planned, strict=True)
+        if isinstance(each, Refusal)
+    )
+
+
+def _near(forecaster: Forecaster, simulated: Sequence[PlannedSetting]) -> list[Equivalent]:
+    """Those whose simulations agree.
+
+    Each is compared with the first of a group, so that small differences do not add up.
+    """
+    found: list[list[PlannedSetting]] = []
+    for planned in simulated:
+        for members in found:
+            if may_be_near(members[0], planned) and forecaster.agree(members[0], planned):
+                members.append(planned)
+                break
+        else:
+            found.append([planned])
+    return [
+        Equivalent(Sameness.SIMULATION, tuple(each.params for each in members))
+        for members in found
+        if len(members) > 1
+    ]
+
+
+def plan_document(plan: StudyPlan) -> dict[str, object]:
+    """The JSON answer of `runner plan`.
+
+    `space.settings` counts the whole space, null when it is too large to count; `space.examined`
+    and `space.runnable` count what was looked at, a seeded sample where `sampled` is true.
+    """
+    return {
+        "name": plan.settings.name,
+        "space": {
+            "settings": plan.examined.total,
+            "examined": len(plan.examined.settings),
+            "runnable": plan.runnable,
+            "sampled": plan.examined.is_sampled,
+        },
+        "refused": [_finding_document(finding) for finding in plan.refused],
+        "warnings": [_finding_document(finding) for finding in plan.warnings],
+        "equivalent": [
+            {
+                "basis": str(each.basis),
+                "count": len(each.settings),
+                "settings": [dict(params) for params in each.settings],
+            }
+            for each in plan.equivalent
+        ],
+        "ranking": [_ranked_document(row) for row in plan.ranking],
+        "baselines": [
+            *({"name": row.name, **_ranked_document(row)} for row in plan.baselines),
+            *(
+                {"name": each.name, "params": dict(each.params), "refused": each.reason}
+                for each in plan.refused_baselines
+            ),
+        ],
+        "launches": plan.cost.launches,
+        "time_s": plan.cost.time_s,
+        "energy_j": plan.cost.energy_j,
+    }
+
+
+def _finding_document(finding: Finding) -> dict[str, object]:
+    return {"reason": finding.reason, "count": finding.count, "example": finding.example}
+
+
+def _ranked_document(row: Ranked) -> dict[str, object]:
+    rungs = [{**rung_document(rung), "basis": str(rung.basis)} for rung in row.rungs]
+    return {
+        "params": dict(row.planned.params),
+        "label": setting_label(row.planned.params),
+        "objective": plain(row.objective),
+        "basis": str(row.basis),
+        "reason": row.reason,
+        "misses_slo": row.misses_slo,
+        "alike": row.alike,
+        "rungs": rungs,
+    }

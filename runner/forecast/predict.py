@@ -1,0 +1,71 @@
+"""A setting by simulation: the study's own ladder, protocol and lengths, over several seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from runner.forecast.estimate import Estimator
+from runner.forecast.prediction import Basis, Prediction
+from runner.forecast.setting import plan_setting, study_profile
+from runner.forecast.simulate import Effort, Job, Sample, combine, make_job, run_jobs
+from runner.machine.shape import Refusal
+from runner.settings import StudySettings
+from runner.trial import Params
+
+EFFORT = Effort(lives=3.0, most_work=0.6e6)
+DEFAULT_SEEDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Work done so far, and in all, in the same unit."""
+
+    done: float
+    total: float
+
+
+def predict(
+    settings: StudySettings,
+    params: Params,
+    seeds: int = DEFAULT_SEEDS,
+    on_progress: Callable[[Progress], None] = lambda _: None,
+) -> Prediction:
+    """Simulate every rung of the study's ladder under each seed, and take the median.
+
+    Pipelines have metastable states, so one run of a setting says little: what is told is the
+    middle of several, with 10th and 90th percentile where they differ. The servers are those that
+    a trial of the setting would get, replicas included; how long each rung is simulated:
+    simulate.py. Raises ConfigError when the study names no profile.
+    """
+    profile = study_profile(settings)
+    estimator = Estimator(settings, profile)
+    planned = plan_setting(settings, profile, params)
+    if isinstance(planned, Refusal):
+        return estimator.refused(planned.text)
+    ladder = settings.workload.ladder
+    jobs: list[Job] = [
+        make_job(settings, estimator, planned, level, seed, EFFORT)
+        for level in ladder
+        for seed in range(seeds)
+    ]
+    total, done = sum(job.work for job in jobs), 0.0
+
+    def note(work: float) -> None:
+        nonlocal done
+        done += work
+        on_progress(Progress(done, total))
+
+    samples: list[Sample] = run_jobs(jobs, note)
+    rungs = tuple(
+        combine(level, samples[place * seeds : (place + 1) * seeds])
+        for place, level in enumerate(ladder)
+    )
+    return Prediction(
+        protocol=settings.workload.protocol,
+        output_tokens=estimator.output.mean,
+        basis=Basis.SIMULATION,
+        rungs=rungs,
+        seeds=seeds,
+        is_cut_off=any(job.is_cut_off for job in jobs),
+    )

@@ -1,0 +1,116 @@
+"""One setting on the study's profile: the launch it needs, and whether that can start. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from runner.errors import ConfigError
+from runner.launch import CAP, LaunchPlan, as_int, plan_launch, world_size
+from runner.machine.hardware import Profile
+from runner.machine.profile import load_profile, profile_names
+from runner.machine.shape import (
+    Refusal,
+    RefusalKind,
+    ResolvedShape,
+    ServerShape,
+    refused,
+    resolve,
+    shape_of,
+)
+from runner.settings import StudySettings
+from runner.trial import Params
+
+PP_SPECULATIVE = "SGLANG_ENABLE_PP_SPEC"
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedSetting:
+    """A setting that can start: its launch, the shape of each server, and the cap set live."""
+
+    params: Params
+    launch: LaunchPlan
+    shape: ServerShape
+    resolved: ResolvedShape
+    dp_size: int
+
+    @property
+    def cap(self) -> int:
+        """The cap that holds under load."""
+        live = self.launch.live.get(CAP)
+        return self.resolved.pp_max_micro_batch_size if live is None else as_int(live)
+
+    @property
+    def engines(self) -> int:
+        """Servers of the launch, each data-parallel copy counted."""
+        return self.launch.replicas * self.dp_size
+
+
+def study_profile(settings: StudySettings) -> Profile:
+    """The profile a prediction is made from; raises ConfigError when the study names none."""
+    if settings.engine.profile is None:
+        raise ConfigError(
+            "engine.profile: missing; a prediction needs a hardware profile. Choose one of "
+            f"{', '.join(profile_names())}, or give the path of a .yaml file: "
+            "--set engine.profile=NAME"
+        )
+    return load_profile(settings.engine.profile)
+
+
+def plan_setting(
+    settings: StudySettings, profile: Profile, params: Params
+) -> PlannedSetting | Refusal:
+    """The launch that the study would start for a setting, or why it cannot start.
+
+    As in a trial, a launch whose cap is searched gets room for every cap of the space.
+    """
+    args: Params = {**settings.engine.args, **params}
+    reason = _refused_gpus(settings, profile, args) or _refused_rules(settings.engine.env, args)
+    if reason is not None:
+        return reason
+    launch = plan_launch(settings, params)
+    shape = shape_of(launch.server_args)
+    reason = refused(profile, shape)
+    if reason is not None:
+        return reason
+    dp_size = as_int(launch.server_args.get("dp_size", 1))
+    return PlannedSetting(params, launch, shape, resolve(profile, shape), dp_size)
+
+
+def _refused_gpus(settings: StudySettings, profile: Profile, args: Params) -> Refusal | None:
+    hardware, world = settings.hardware, world_size(args)
+    if world > hardware.gpus:
+        return Refusal(
+            RefusalKind.GPUS,
+            f"a server of {world} GPUs does not fit on the {hardware.gpus} of hardware.gpus",
+        )
+    if hardware.gpus // world * world > profile.gpus:
+        return Refusal(
+            RefusalKind.GPUS,
+            f"hardware.gpus is {hardware.gpus}, {profile.name} has {profile.gpus}",
+        )
+    return None
+
+
+def _refused_rules(env: Mapping[str, str], args: Params) -> Refusal | None:
+    """What SGLang itself refuses whatever the machine."""
+    pp_size, tp_size = as_int(args.get("pp_size", 1)), as_int(args.get("tp_size", 1))
+    attn_dp = as_int(args.get("attn_dp_size", 1))
+    if pp_size > 1 and args.get("speculative_algorithm") and env.get(PP_SPECULATIVE) != "1":
+        return _rule(f"speculative decoding does not run with pp_size {pp_size}")
+    if pp_size > 1 and as_int(args.get("moe_dp_size", 1)) > 1:
+        return _rule(f"moe_dp_size does not go with pp_size {pp_size}")
+    if attn_dp > 1 and as_int(args.get("dp_size", 1)) > 1:
+        return _rule("dp_size and attn_dp_size cannot both be above 1")
+    if tp_size % attn_dp:
+        return _rule(f"attn_dp_size {attn_dp} does not divide tp_size {tp_size}")
+    if args.get("enable_torch_compile") and args.get("disable_cuda_graph_padding"):
+        return _rule("enable_torch_compile and disable_cuda_graph_padding exclude each other")
+    chunk, page = as_int(args.get("chunked_prefill_size", -1)), as_int(args.get("page_size", 1))
+    if chunk > 0 and chunk % page:
+        return _rule(f"chunked_prefill_size {chunk} is no multiple of page_size {page}")
+    return None
+
+
+def _rule(text: str) -> Refusal:
+    return Refusal(RefusalKind.VERSION, text)

@@ -1,0 +1,174 @@
+"""What a plan looks like to a person."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TextIO
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from runner.forecast.findings import Finding
+from runner.forecast.plan import StudyPlan
+from runner.forecast.prediction import Basis
+from runner.forecast.ranking import SEEDS, Ranked
+from runner.insight.forecast_view import PADDING, load_words, show
+from runner.insight.live import duration_words
+from runner.insight.summary import format_number
+from runner.label import setting_label
+from runner.launch import CAP, as_int
+from runner.settings import Direction, StudySettings
+from runner.trial import EngineKind, Params
+
+MOST_GROUPS = 6
+MOST_NAMED = 3
+JOULES_PER_KWH = 3.6e6
+
+
+def print_plan(plan: StudyPlan, stream: TextIO) -> None:
+    """The space, what is wrong or wasted in it, the ranking, what the study takes."""
+    show(list(_parts(plan)), stream)
+
+
+def _parts(plan: StudyPlan) -> Iterator[RenderableType]:
+    yield Text(f"{plan.settings.name}: {_space_words(plan)}", style="bold")
+    yield Text(load_words(plan.settings), style="dim")
+    if plan.refused or plan.refused_baselines:
+        yield _heading("Cannot run")
+        if plan.refused:
+            yield _findings_table(plan.refused)
+        for each in plan.refused_baselines:
+            yield Text(f"baseline {each.name}: {each.reason}")
+    if plan.warnings:
+        yield _heading("Runs, but wastes")
+        yield _findings_table(plan.warnings)
+    if plan.equivalent:
+        yield _heading("Equivalent")
+        yield from _equivalent(plan)
+    yield _heading(f"Predicted, best first: {_objective_words(plan.settings)}")
+    yield _ranking_table(plan)
+    yield Text(_basis_words(plan), style="dim")
+    yield Text("")
+    yield from _cost(plan)
+
+
+def _heading(words: str) -> Text:
+    return Text(f"\n{words}", style="bold")
+
+
+def _space_words(plan: StudyPlan) -> str:
+    examined = len(plan.examined.settings)
+    if plan.examined.total is None:
+        seed = plan.settings.search.seed
+        words = f"a large space; of {examined} settings sampled with seed {seed}, "
+        return f"{words}{plan.runnable} can run"
+    return f"{examined} settings, {plan.runnable} can run"
+
+
+def _findings_table(findings: Sequence[Finding]) -> Table:
+    table = Table(box=None, padding=PADDING, pad_edge=False, show_header=False)
+    table.add_column(justify="right", no_wrap=True)
+    table.add_column(overflow="fold", ratio=1)
+    for finding in findings:
+        words = Text(finding.reason)
+        words.append(f"\ne.g. {finding.example}", style="dim")
+        table.add_row(Text(str(finding.count)), words)
+    return table
+
+
+def _equivalent(plan: StudyPlan) -> Iterator[Text]:
+    for each in plan.equivalent[:MOST_GROUPS]:
+        yield Text(f"{_group_words(each.settings)} ({each.basis})")
+    rest = plan.equivalent[MOST_GROUPS:]
+    if rest:
+        saved = sum(len(each.settings) - 1 for each in rest)
+        yield Text(f"and {len(rest)} more groups, with {saved} settings not worth a trial")
+
+
+def _group_words(settings: Sequence[Params]) -> str:
+    """Settings that differ by the cap only as a range of it, others one by one."""
+    without = [{name: each[name] for name in each if name != CAP} for each in settings]
+    caps = sorted(as_int(each[CAP]) for each in settings if CAP in each)
+    if len(caps) == len(settings) and all(each == without[0] for each in without):
+        is_range = caps[-1] - caps[0] == len(caps) - 1
+        shown = ", ".join(str(cap) for cap in caps[: 2 * MOST_NAMED])
+        words = f"{caps[0]} - {caps[-1]}" if is_range else shown
+        return f"{setting_label(without[0])}: cap {words}, {len(caps)} settings"
+    labels = [setting_label(each) for each in settings[:MOST_NAMED]]
+    more = len(settings) - len(labels)
+    return " = ".join(labels) + (f" and {more} more" if more else "")
+
+
+def _objective_words(settings: StudySettings) -> str:
+    objective = settings.objectives[0]
+    more = " (the first objective)" if len(settings.objectives) > 1 else ""
+    return f"{objective.metric} at {objective.concurrency:g}{more}"
+
+
+def _ranking_table(plan: StudyPlan) -> Table:
+    table = Table(box=None, padding=PADDING, pad_edge=False)
+    metric = plan.settings.objectives[0].metric
+    title = "tok/s" if metric.endswith("put") else metric
+    for name in (title, "p10 - p90", "W"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("setting", no_wrap=True)
+    table.add_column("why", overflow="fold", ratio=1)
+    for row in _rows(plan):
+        table.add_row(*(Text(cell) for cell in _cells(plan, row)), style="cyan" if row.name else "")
+    return table
+
+
+def _rows(plan: StudyPlan) -> list[Ranked]:
+    """Settings and baselines together, best first."""
+    is_up = plan.settings.objectives[0].direction is Direction.MAXIMIZE
+
+    def key(row: Ranked) -> tuple[bool, float]:
+        return row.misses_slo, -row.objective if is_up else row.objective
+
+    return sorted((*plan.ranking, *plan.baselines), key=key)
+
+
+def _cells(plan: StudyPlan, row: Ranked) -> tuple[str, ...]:
+    level = plan.settings.objectives[0].concurrency
+    rung = next(rung for rung in row.rungs if rung.level == level)
+    label = setting_label(row.planned.params)
+    mark = "" if row.basis is Basis.SIMULATION else "~"
+    spread = "-"
+    if rung.p10 is not None and rung.p90 is not None:
+        spread = f"{format_number(rung.p10)} - {format_number(rung.p90)}"
+    return (
+        mark + format_number(row.objective),
+        spread,
+        format_number(rung.power_w),
+        f"{label} [{row.name}]" if row.name else label,
+        row.reason
+        + (f"; {row.alike} more cap{'s' if row.alike > 1 else ''} alike" if row.alike else "")
+        + ("; misses a latency limit" if row.misses_slo else ""),
+    )
+
+
+def _basis_words(plan: StudyPlan) -> str:
+    rows = [*plan.ranking, *plan.baselines]
+    words = f"Simulated under up to {SEEDS} seeds; p10 - p90 is output_throughput over them. "
+    words += (
+        "One row a layout, at its best cap; alike are caps that the closed form puts within 0.5 %."
+    )
+    if any(row.basis is Basis.CLOSED_FORM for row in rows):
+        words += " ~ by the closed form only."
+    return words
+
+
+def _cost(plan: StudyPlan) -> Iterator[Text]:
+    cost, settings = plan.cost, plan.settings
+    trials = f"{cost.trials} trials and {cost.remeasured} re-measurements"
+    clock = ""
+    if settings.engine.kind is EngineKind.EMULATED:
+        clock = f" at time scale {settings.engine.time_scale:g}"
+    elif settings.engine.kind is EngineKind.SIMULATED:
+        clock = " on the machine of the profile"
+    yield Text(
+        f"{trials} in about {cost.launches} launches: about {duration_words(cost.time_s)}{clock}, "
+        f"{format_number(cost.energy_j / 1e6)} MJ ({format_number(cost.energy_j / JOULES_PER_KWH)}"
+        " kWh), if none is stopped early."
+    )
