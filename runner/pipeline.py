@@ -239,7 +239,7 @@ class Pipeline:
         requests = batch.new_seqs
         batch.has_graph = stages.has_graph(requests, is_prefill=is_prefill)
         cost = stages.cost(batch.tokens, requests, has_graph=batch.has_graph)
-        batch.gpu_s, batch.launch_s = cost.gpu_s, cost.launch_s
+        batch.gpu_s, batch.launch_s, batch.lead = cost.gpu_s, cost.launch_s, cost.lead
         batch.watts = cost.busy_w - self._profile.gpu.server_idle_w
         batch.slow = 1.0 - cost.clock
         batch.result_s = host.result_s + requests * host.result_request_s
@@ -330,9 +330,11 @@ class Pipeline:
                 ready_s = arrived_s
         noise = self._noise[(batch.noise + rank * NOISE_STRIDE) % NOISE_DRAWS]
         work_s = (batch.gpu_s[rank] + batch.kv_tokens * self._stages.kv_s[rank]) * noise
-        launched_s = now_s + batch.launch_s[rank] * noise
-        # A graph starts when it is launched; eager kernels start while later ones are launched.
-        begin_s = launched_s if batch.has_graph else now_s
+        launch_s = batch.launch_s[rank] * noise
+        launched_s = now_s + launch_s
+        # A graph starts when it is launched, eager kernels while later ones are launched; what was
+        # launched last then still has to run.
+        begin_s = now_s + batch.lead * launch_s
         if ready_s > begin_s:
             begin_s = ready_s
         if rank:
@@ -341,7 +343,8 @@ class Pipeline:
                 self._poll(rank, polls_from_s, begin_s)
         end_s = begin_s + work_s
         self._record(rank, begin_s, end_s, batch)
-        gpu_s[rank] = batch.end_s = end_s if end_s > launched_s else launched_s
+        last_s = launched_s + batch.lead * work_s
+        gpu_s[rank] = batch.end_s = end_s if end_s > last_s else last_s
         cpu_s[rank] = batch.end_s if host.is_blocking else launched_s
         self._sent_s[rank] = cpu_s[rank] if self._depth == 0 else now_s
 

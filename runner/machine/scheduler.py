@@ -128,6 +128,7 @@ class Batch:
         "is_prefill",
         "kv_tokens",
         "launch_s",
+        "lead",
         "new_seqs",
         "noise",
         "pending_tokens",
@@ -150,7 +151,7 @@ class Batch:
         self.has_graph = False
         self.gpu_s: tuple[float, ...] = ()
         self.launch_s: tuple[float, ...] = ()
-        self.watts = self.slow = self.result_s = self.end_s = 0.0
+        self.watts = self.slow = self.result_s = self.end_s = self.lead = 0.0
         self.noise = self.cached_tokens = self.pending_tokens = 0
 
 

@@ -22,13 +22,16 @@ REDUCES_PER_LAYER = 2
 class BatchCost(NamedTuple):
     """One batch on every rank: GPU seconds without KV reads, CPU seconds of the launch, watts.
 
-    `clock` is the share of the full clock that it runs at, the mean over the ranks.
+    `clock` is the share of the full clock that it runs at, the mean over the ranks. `lead`: the
+    share of the launch that its first kernel waits for, and of the work that comes after the last
+    launch: all of it with a graph, a layer's without.
     """
 
     gpu_s: tuple[float, ...]
     launch_s: tuple[float, ...]
     busy_w: float
     clock: float
+    lead: float
 
 
 class _StageCost(NamedTuple):
@@ -75,7 +78,8 @@ class StageModel:
         busy_s = sum(gpu_s)
         watts = min(sum(cost.joules for cost in costs) / busy_s, self._profile.gpu.power_limit_w)
         clock = sum(cost.seconds * cost.clock for cost in costs) / busy_s
-        return BatchCost(gpu_s, self._launch_s(requests, has_graph=has_graph), watts, clock)
+        lead = 1.0 if has_graph else len(self._layers) / sum(self._layers)
+        return BatchCost(gpu_s, self._launch_s(requests, has_graph=has_graph), watts, clock, lead)
 
     def _stage(self, layers: int, head_bytes: float, tokens: int, requests: int) -> _StageCost:
         """What `tokens` new tokens cost one GPU of a stage."""

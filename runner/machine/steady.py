@@ -277,7 +277,9 @@ class SteadyModel:
         launched_s = self._ranks * (launch_s + host.message_s)
         path_s = launched_s if host.is_blocking else work_s + launch_s
         if not (has_graph or host.is_blocking):
-            path_s = sum(max(pair) for pair in zip(gpu_s, cost.launch_s, strict=True))
+            lead = cost.lead
+            stages_s = zip(gpu_s, cost.launch_s, strict=True)
+            path_s = sum(max(gpu + lead * cpu, cpu + lead * gpu) for gpu, cpu in stages_s)
         path_s += host.schedule_s + result_s + self._ranks * self._profile.link.hop_s
         return _Visit(stage_s, path_s, cpu_s, launched_s, work_s, extra_j)
 

@@ -164,8 +164,12 @@ def test_a_phase_does_not_depend_on_what_ran_before() -> None:
 def test_phases_and_seeds_have_noise_of_their_own() -> None:
     servers = servers_of(CPU_PP2, CPU)
     plans = [make_plan(), make_plan(seed=8), make_plan(phase="rung-1")]
-    lengths_s = {run.window_end_s - run.window_start_s for run in map(servers.run_load, plans)}
-    assert len(lengths_s) == 3
+    firsts_s = set()
+    for run in map(servers.run_load, plans):
+        first_s = run.records[0].first_token_s
+        assert first_s is not None
+        firsts_s.add(first_s - run.started_s)
+    assert len(firsts_s) == 3
 
 
 def test_rungs_have_their_place_on_the_clock() -> None:
