@@ -13,7 +13,7 @@ from runner.cli import parser
 from runner.config import load_study
 
 ROOT = Path(__file__).parent.parent
-PAGES = [ROOT / "README.md", ROOT / "ARCHITECTURE.md", ROOT / "CHANGELOG.md"]
+PAGES = [*ROOT.glob("*.md"), *(ROOT / "docs").glob("*.md")]
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 CODE = re.compile(r"```[a-z]*\n(.*?)```|`([^`\n]+)`", re.DOTALL)
 
