@@ -5,8 +5,8 @@ study would measure and by a budget of work, never by the clock, so that a resul
 on the machine. Once the first requests have ended, a window lasts at least the study's
 `min_window_s` and `lives` lifetimes of a request, and at most `END_LIVES` lifetimes more, so that
 it can end with a whole period; where that would cost more than `most_work`, as long as that allows,
-but `min_window_s`. A burst runs to its end under the same bound. A load of very long outputs is so
-cut off before its requests end, like the study's own after `max_window_s`.
+but `min_window_s`. A load of very long outputs is so cut off before its requests end, like the
+study's own after `max_window_s`. A burst always runs to its end: its tail is part of its number.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from runner.trial import LaunchSpec, LoadPlan, LoadProtocol, LoadRun, RungRecord
 # What simulating costs, in microseconds of one ordinary core.
 TOKEN_WORK, VISIT_WORK, EMPTY_VISIT_WORK, STEP_WORK = 3.0, 4.0, 1.0, 15.0
 END_LIVES = 1.2
-SAFETY = 1.5  # how much longer than its estimate a burst may last
+SAFETY = 5.0  # how much longer than its estimate a burst may last
 WORTH_A_POOL = 1.5e6  # work for which processes are started
 LAUNCH = 0
 PR_SET_PDEATHSIG = 1
@@ -94,9 +94,8 @@ def make_job(
     plan = rung_plans(settings, seed)[position]
     rung = estimator.rung(planned, level)
     bounded, work = bound(planned, plan, rung, estimator.output.mean, effort)
-    longest_s = bounded.max_window_s
-    longest_s *= GIVE_UP if bounded.protocol is LoadProtocol.BURST else 1.0
-    is_cut_off = rung.tpot_s * estimator.output.mean > longest_s
+    life_s = rung.tpot_s * estimator.output.mean
+    is_cut_off = plan.protocol is not LoadProtocol.BURST and life_s > bounded.max_window_s
     return Job(settings, planned, bounded, position, work, rung.ttft_s, rung.tpot_s, is_cut_off)
 
 
@@ -111,9 +110,9 @@ def bound(
     life_s = rung.ttft_s + rung.tpot_s * output_tokens
     work_per_s = _work_per_s(planned, rung)
     if plan.protocol is LoadProtocol.BURST:
-        burst_s = SAFETY * plan.concurrency * output_tokens / rung.output_throughput
-        longest_s = max(min(burst_s, effort.most_work / work_per_s), plan.min_window_s)
-        return replace(plan, max_window_s=longest_s / GIVE_UP), work_per_s * longest_s
+        burst_s = plan.concurrency * output_tokens / rung.output_throughput
+        longest_s = SAFETY * max(burst_s, plan.min_window_s)
+        return replace(plan, max_window_s=longest_s / GIVE_UP), work_per_s * burst_s
     affordable_s = max(effort.most_work / work_per_s - life_s, plan.min_window_s)
     shortest_s = min(max(plan.min_window_s, effort.lives * life_s), affordable_s)
     longest_s = min(shortest_s + END_LIVES * life_s, max(affordable_s, plan.max_window_s))

@@ -138,6 +138,21 @@ def test_very_long_outputs_are_cut_off() -> None:
     assert sample.tpot_s > 0
 
 
+def test_a_burst_runs_to_its_end_whatever_it_costs() -> None:
+    lengths = Lengths("uniform", 50, 400)
+    settings = with_workload(STUDY, protocol=LoadProtocol.BURST, output_tokens=lengths)
+    estimator = Estimator(settings, study_profile(settings))
+    jobs = [
+        make_job(settings, estimator, planned(settings, PP8), 6, 0, Effort(1.0, most_work))
+        for most_work in (1.0, 1e9)
+    ]
+    assert not any(each.is_cut_off for each in jobs)
+    cheap, dear = map(run_job, jobs)
+    assert cheap == dear
+    whole = job(with_workload(settings, protocol=LoadProtocol.CLOSED_LOOP), PP8, 6)
+    assert cheap.output_throughput < run_job(whole).output_throughput, "the tail counts"
+
+
 def test_windows_last_some_lifetimes_and_end_with_a_period() -> None:
     settings = with_workload(STUDY, output_tokens=Lengths.fixed(60))
     plan = job(settings, PP8, 6).plan
