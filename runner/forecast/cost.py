@@ -20,13 +20,17 @@ MOST_COSTED = 300  # settings over which a mean trial is taken
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a study takes when no trial is stopped early. `time_s` is on the wall clock."""
+    """What a study takes when no trial is stopped early. `time_s` is on the wall clock.
+
+    `limited_by`: the budget that ends it before its trials are done, None: the trials.
+    """
 
     trials: int
     remeasured: int
     launches: int
     time_s: float
     energy_j: float
+    limited_by: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,12 +67,31 @@ def study_cost(
     started = [_start(estimator, planned) for planned in sample]
     time_s = launches * _mean_s(started) + trials * _mean_s(measured)
     energy_j = launches * _mean_j(started) + trials * _mean_j(measured)
+    time_s /= settings.engine.time_scale
+    whole = Cost(len(baselines) + searched, remeasured, launches, time_s, energy_j)
+    return _within_budgets(settings, whole)
+
+
+def _within_budgets(settings: StudySettings, whole: Cost) -> Cost:
+    """The study as far as its scarcest budget lets it go; re-measurements count in budgets, too."""
+    search = settings.search
+    budgets = {
+        "minutes": (60.0 * search.minutes if search.minutes else None, whole.time_s),
+        "launches": (search.launches, float(whole.launches)),
+        "energy_j": (search.energy_j, whole.energy_j),
+    }
+    shares = {name: limit / wanted for name, (limit, wanted) in budgets.items() if limit and wanted}
+    scarcest = min(shares, key=lambda name: shares[name], default=None)
+    if scarcest is None or shares[scarcest] >= 1.0:
+        return whole
+    share = shares[scarcest]
     return Cost(
-        trials=len(baselines) + searched,
-        remeasured=remeasured,
-        launches=min(launches, search.launches or launches),
-        time_s=time_s / settings.engine.time_scale,
-        energy_j=energy_j,
+        trials=max(1, math.floor(whole.trials * share)),
+        remeasured=math.floor(whole.remeasured * share),
+        launches=max(1, math.floor(whole.launches * share)),
+        time_s=whole.time_s * share,
+        energy_j=whole.energy_j * share,
+        limited_by=scarcest,
     )
 
 

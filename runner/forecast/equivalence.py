@@ -10,27 +10,27 @@ known equal. Parameters that the model does not know keep settings apart.
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from enum import StrEnum
 
 from runner.forecast.findings import most_per_engine
 from runner.forecast.lengths import length_facts
-from runner.forecast.setting import PlannedSetting
+from runner.forecast.setting import MODELLED, PlannedSetting
 from runner.machine.hardware import Profile
-from runner.machine.shape import ServerShape, stage_layers, uses_graph
+from runner.machine.shape import stage_layers, uses_graph
 from runner.settings import StudySettings
 from runner.trial import Params
 
 NEAR = 0.005
 MARGIN = 2  # lengths are drawn from laws whose longest is known nearly only
-MODELLED = frozenset({*(field.name for field in fields(ServerShape)), "dp_size"})
 
 
 class Sameness(StrEnum):
     """Why settings are equivalent."""
 
     FLAGS = "equal flags"
-    SIMULATION = "equal in simulation"
+    COMPUTATION = "this load cannot tell them apart"
+    SIMULATION = "within 0.5 % in simulation"
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ def equivalents(
     for members in groups:
         if len(members) > 1:
             is_equal = len({flag_key(profile, member) for member in members}) == 1
-            basis = Sameness.FLAGS if is_equal else Sameness.SIMULATION
+            basis = Sameness.FLAGS if is_equal else Sameness.COMPUTATION
             found.append(Equivalent(basis, tuple(member.params for member in members)))
     return tuple(sorted(found, key=lambda each: -len(each.settings)))
 

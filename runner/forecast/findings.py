@@ -101,7 +101,11 @@ def _wasted_at(
     if is_staged and sent < shape.pp_size:
         reason = "fewer requests than stages: some stages are always idle"
         yield reason, f"{sent} requests, {shape.pp_size} stages"
-    elif is_staged and (shape.pp_size - 1) * planned.cap >= sent:
-        reason = "the cap lets fewer slots than stages take a burst: stages are idle"
+    elif (
+        is_staged
+        and work.protocol is LoadProtocol.BURST
+        and (shape.pp_size - 1) * planned.cap >= sent
+    ):
+        reason = "the burst fills fewer slots than there are stages: stages are idle"
         filled = math.ceil(sent / planned.cap)
         yield reason, f"{sent} requests fill {filled} of {shape.pp_size} stages' slots"

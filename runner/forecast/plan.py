@@ -27,10 +27,15 @@ from runner.forecast.ranking import (
     lookalikes,
     rank,
 )
-from runner.forecast.setting import PlannedSetting, plan_setting, study_profile
+from runner.forecast.setting import (
+    PlannedSetting,
+    not_modelled,
+    plan_setting,
+    study_profile,
+)
 from runner.label import setting_label
 from runner.machine.shape import Refusal
-from runner.settings import StudySettings
+from runner.settings import Choices, StudySettings
 from runner.trial import Params
 
 
@@ -45,7 +50,11 @@ class RefusedBaseline:
 
 @dataclass(frozen=True, slots=True)
 class StudyPlan:
-    """Everything `runner plan` shows. `runnable` counts settings that can start."""
+    """Everything `runner plan` shows. `runnable` counts settings that can start.
+
+    `not_modelled`: parameters that the predictions leave out. `unused`: values of parameters that
+    are in no setting, because of the GPUs or a constraint.
+    """
 
     settings: StudySettings
     examined: Examined
@@ -56,6 +65,8 @@ class StudyPlan:
     ranking: tuple[Ranked, ...]
     baselines: tuple[Ranked, ...]
     refused_baselines: tuple[RefusedBaseline, ...]
+    not_modelled: tuple[str, ...]
+    unused: tuple[str, ...]
     cost: Cost
 
 
@@ -105,7 +116,28 @@ def make_plan(
         ),
         baselines=tuple(forecaster.ranked(each, name, 0) for name, each in named.items()),
         refused_baselines=tuple(refused_baselines),
+        not_modelled=not_modelled(_names(settings)),
+        unused=_unused(settings, examined),
         cost=study_cost(settings, estimator, runnable, list(named.values())),
+    )
+
+
+def _names(settings: StudySettings) -> list[str]:
+    """Every parameter that some server of the study is given."""
+    named = [name for baseline in settings.baselines for name in baseline.params]
+    return [*settings.engine.args, *(each.name for each in settings.parameters), *named]
+
+
+def _unused(settings: StudySettings, examined: Examined) -> tuple[str, ...]:
+    if examined.is_sampled:
+        return ()
+    used = {(name, value) for params in examined.settings for name, value in params.items()}
+    return tuple(
+        f"{parameter.name} {value}"
+        for parameter in settings.parameters
+        if isinstance(parameter, Choices)
+        for value in parameter.values
+        if (parameter.name, value) not in used
     )
 
 
@@ -154,6 +186,8 @@ def plan_document(plan: StudyPlan) -> dict[str, object]:
             "runnable": plan.runnable,
             "sampled": plan.examined.is_sampled,
         },
+        "not_modelled": list(plan.not_modelled),
+        "unused": list(plan.unused),
         "refused": [_finding_document(finding) for finding in plan.refused],
         "warnings": [_finding_document(finding) for finding in plan.warnings],
         "equivalent": [
@@ -172,6 +206,8 @@ def plan_document(plan: StudyPlan) -> dict[str, object]:
                 for each in plan.refused_baselines
             ),
         ],
+        "trials": plan.cost.trials,
+        "limited_by": plan.cost.limited_by,
         "launches": plan.cost.launches,
         "time_s": plan.cost.time_s,
         "energy_j": plan.cost.energy_j,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from runner.forecast.estimate import Estimator
 from runner.forecast.prediction import Basis, Prediction
-from runner.forecast.setting import plan_setting, study_profile
+from runner.forecast.setting import not_modelled, plan_setting, study_profile
 from runner.forecast.simulate import Effort, Job, Sample, combine, make_job, run_jobs
 from runner.machine.shape import Refusal
 from runner.settings import StudySettings
@@ -68,4 +68,5 @@ def predict(
         rungs=rungs,
         seeds=seeds,
         is_cut_off=any(job.is_cut_off for job in jobs),
+        not_modelled=not_modelled((*settings.engine.args, *params)),
     )

@@ -54,7 +54,8 @@ class Prediction:
     """A setting under the study's workload: its rungs in the order of the ladder, or a refusal.
 
     `output_tokens` is the mean of the study's law of output lengths; `is_cut_off`: some rung was
-    not simulated until its first requests ended, which would have taken too long.
+    not simulated until its first requests ended, which would have taken too long. `not_modelled`:
+    parameters of the setting that have no effect here, though they may have one on a server.
     """
 
     protocol: LoadProtocol
@@ -64,6 +65,7 @@ class Prediction:
     refused: str | None = None
     seeds: int = 1
     is_cut_off: bool = False
+    not_modelled: tuple[str, ...] = ()
 
 
 def prediction_document(prediction: Prediction) -> dict[str, object]:
@@ -75,6 +77,8 @@ def prediction_document(prediction: Prediction) -> dict[str, object]:
     }
     if prediction.refused is not None:
         document["refused"] = prediction.refused
+    if prediction.not_modelled:
+        document["not_modelled"] = list(prediction.not_modelled)
     return document
 
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from runner.forecast.equivalence import near
+from runner.forecast.equivalence import may_be_near, near
 from runner.forecast.estimate import Estimator
 from runner.forecast.predict import Progress
 from runner.forecast.prediction import Basis, RungPrediction
 from runner.forecast.reasons import reason_words
-from runner.forecast.setting import PlannedSetting
+from runner.forecast.setting import MODELLED, PlannedSetting
 from runner.forecast.simulate import Effort, Job, Sample, combine, make_job, run_jobs
 from runner.launch import CAP
 from runner.settings import Direction, StudySettings
@@ -195,8 +195,9 @@ def objective_value(rung: RungPrediction) -> float:
 
 
 def layout(planned: PlannedSetting) -> Hashable:
-    """A setting without its cap."""
-    return tuple(sorted((name, planned.params[name]) for name in planned.params if name != CAP))
+    """A setting without its cap, and without what the model does not know."""
+    names = [name for name in planned.params if name != CAP and name in MODELLED]
+    return tuple(sorted((name, planned.params[name]) for name in names))
 
 
 def rank(
@@ -242,7 +243,9 @@ def lookalikes(
         [
             each
             for each in members[layout(leader)]
-            if each is not leader and forecaster.looks_like(leader, each)
+            if each is not leader
+            and may_be_near(leader, each)
+            and forecaster.looks_like(leader, each)
         ]
         for leader in best
     ]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
 
 from runner.errors import ConfigError
 from runner.launch import CAP, LaunchPlan, as_int, plan_launch, world_size
@@ -22,6 +22,20 @@ from runner.settings import StudySettings
 from runner.trial import Params
 
 PP_SPECULATIVE = "SGLANG_ENABLE_PP_SPEC"
+MODELLED = frozenset({*(field.name for field in fields(ServerShape)), "dp_size"})
+# What changes no throughput, latency or watt, and so need not be modelled.
+UNTIMED = frozenset(
+    {
+        *("trust_remote_code", "model_path", "tokenizer_path", "served_model_name", "load_format"),
+        *("random_seed", "log_level", "enable_metrics", "grammar_backend", "skip_tokenizer_init"),
+        *("disable_cuda_graph", "watchdog_timeout", "fault", "fault_seed", "device"),
+    }
+)
+
+
+def not_modelled(names: Iterable[str]) -> tuple[str, ...]:
+    """The parameters that the model does not know, though they may matter, each once."""
+    return tuple(dict.fromkeys(n for n in names if n not in MODELLED and n not in UNTIMED))
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TextIO
 
 from rich.console import Console, RenderableType
@@ -14,6 +14,7 @@ from rich.text import Text
 from runner.forecast.lengths import law_words
 from runner.forecast.predict import Progress
 from runner.forecast.prediction import Prediction, RungPrediction
+from runner.forecast.setting import study_profile
 from runner.insight.live import duration_words
 from runner.insight.summary import format_number
 from runner.label import setting_label
@@ -82,7 +83,16 @@ def print_prediction(
     if prediction.refused is not None:
         show([title, Text(f"This setting cannot run: {prediction.refused}.")], stream)
         return
-    sentences = [Text(load_words(settings)), Text(_spread_words(prediction))]
+    sentences = [
+        Text(load_words(settings)),
+        Text(_spread_words(prediction)),
+        Text(
+            "TTFT and TPOT: means over requests. Busy stages and slots: of one server. W: all GPUs."
+        ),
+        Text(model_words(settings)),
+    ]
+    if prediction.not_modelled:
+        sentences.append(Text(not_modelled_words(prediction.not_modelled), style="yellow"))
     if prediction.is_cut_off:
         sentences.append(Text("Outputs are so long that rungs were cut off before they ended."))
     show([title, _rung_table(prediction), *sentences], stream)
@@ -108,6 +118,18 @@ def load_words(settings: StudySettings) -> str:
     words = PROTOCOL_WORDS[work.protocol].capitalize()
     prompt, output = law_words(work.prompt_tokens), law_words(work.output_tokens)
     return f"{words}: prompt {prompt}, output {output}."
+
+
+def model_words(settings: StudySettings) -> str:
+    """Whose numbers these are, and how far they were off."""
+    profile = study_profile(settings)
+    fit = f", {profile.fit}" if profile.fit else ""
+    return f"By the model of {profile.name}{fit}; p10 - p90 is the spread over seeds alone."
+
+
+def not_modelled_words(names: Sequence[str]) -> str:
+    """What the numbers leave out."""
+    return f"Not modelled, so without effect on these numbers: {', '.join(names)}."
 
 
 def level_title(settings: StudySettings) -> str:

@@ -13,7 +13,14 @@ from runner.forecast.findings import Finding
 from runner.forecast.plan import StudyPlan
 from runner.forecast.prediction import Basis
 from runner.forecast.ranking import SEEDS, Ranked
-from runner.insight.forecast_view import PADDING, load_words, show
+from runner.insight.forecast_view import (
+    PADDING,
+    level_title,
+    load_words,
+    model_words,
+    not_modelled_words,
+    show,
+)
 from runner.insight.live import duration_words
 from runner.insight.summary import format_number
 from runner.label import setting_label
@@ -23,6 +30,7 @@ from runner.trial import EngineKind, Params
 
 MOST_GROUPS = 6
 MOST_NAMED = 3
+MOST_SETTING_WIDTH, LEAST_WHY_WIDTH = 38, 24
 JOULES_PER_KWH = 3.6e6
 
 
@@ -34,6 +42,12 @@ def print_plan(plan: StudyPlan, stream: TextIO) -> None:
 def _parts(plan: StudyPlan) -> Iterator[RenderableType]:
     yield Text(f"{plan.settings.name}: {_space_words(plan)}", style="bold")
     yield Text(load_words(plan.settings), style="dim")
+    yield Text(model_words(plan.settings), style="dim")
+    if plan.not_modelled:
+        yield Text(not_modelled_words(plan.not_modelled), style="yellow")
+    if plan.unused:
+        values = ", ".join(plan.unused)
+        yield Text(f"In no setting (more GPUs than there are, or a constraint): {values}")
     if plan.refused or plan.refused_baselines:
         yield _heading("Cannot run")
         if plan.refused:
@@ -46,6 +60,9 @@ def _parts(plan: StudyPlan) -> Iterator[RenderableType]:
     if plan.equivalent:
         yield _heading("Equivalent")
         yield from _equivalent(plan)
+    if not plan.runnable and not plan.baselines:
+        yield Text("\nNo setting of this study can run.", style="bold")
+        return
     yield _heading(f"Predicted, best first: {_objective_words(plan.settings)}")
     yield _ranking_table(plan)
     yield Text(_basis_words(plan), style="dim")
@@ -83,7 +100,7 @@ def _equivalent(plan: StudyPlan) -> Iterator[Text]:
     rest = plan.equivalent[MOST_GROUPS:]
     if rest:
         saved = sum(len(each.settings) - 1 for each in rest)
-        yield Text(f"and {len(rest)} more groups, with {saved} settings not worth a trial")
+        yield Text(f"and {len(rest)} more groups; they make {saved} settings not worth a trial")
 
 
 def _group_words(settings: Sequence[Params]) -> str:
@@ -103,7 +120,7 @@ def _group_words(settings: Sequence[Params]) -> str:
 def _objective_words(settings: StudySettings) -> str:
     objective = settings.objectives[0]
     more = " (the first objective)" if len(settings.objectives) > 1 else ""
-    return f"{objective.metric} at {objective.concurrency:g}{more}"
+    return f"{objective.metric} at {level_title(settings)}={objective.concurrency:g}{more}"
 
 
 def _ranking_table(plan: StudyPlan) -> Table:
@@ -112,8 +129,8 @@ def _ranking_table(plan: StudyPlan) -> Table:
     title = "tok/s" if metric.endswith("put") else metric
     for name in (title, "p10 - p90", "W"):
         table.add_column(name, justify="right", no_wrap=True)
-    table.add_column("setting", no_wrap=True)
-    table.add_column("why", overflow="fold", ratio=1)
+    table.add_column("setting", overflow="fold", max_width=MOST_SETTING_WIDTH)
+    table.add_column("why", overflow="fold", ratio=1, min_width=LEAST_WHY_WIDTH)
     for row in _rows(plan):
         table.add_row(*(Text(cell) for cell in _cells(plan, row)), style="cyan" if row.name else "")
     return table
@@ -144,13 +161,19 @@ def _cells(plan: StudyPlan, row: Ranked) -> tuple[str, ...]:
         f"{label} [{row.name}]" if row.name else label,
         row.reason
         + (f"; {row.alike} more cap{'s' if row.alike > 1 else ''} alike" if row.alike else "")
-        + ("; misses a latency limit" if row.misses_slo else ""),
+        + (f"; misses {_limits(plan.settings)}" if row.misses_slo else ""),
     )
+
+
+def _limits(settings: StudySettings) -> str:
+    words = [f"{each.metric} {each.percentile} {each.limit_s:g} s" for each in settings.slo]
+    return f"the limit {words[0]}" if len(words) == 1 else f"one of {', '.join(words)}"
 
 
 def _basis_words(plan: StudyPlan) -> str:
     rows = [*plan.ranking, *plan.baselines]
-    words = f"Simulated under up to {SEEDS} seeds; p10 - p90 is output_throughput over them. "
+    words = f"Simulated under up to {SEEDS} seeds; p10 - p90 is output_throughput over them, "
+    words += "a dash where one was enough. "
     words += (
         "One row a layout, at its best cap; alike are caps that the closed form puts within 0.5 %."
     )
@@ -167,8 +190,9 @@ def _cost(plan: StudyPlan) -> Iterator[Text]:
         clock = f" at time scale {settings.engine.time_scale:g}"
     elif settings.engine.kind is EngineKind.SIMULATED:
         clock = " on the machine of the profile"
+    limit = f"; then search.{cost.limited_by} is spent" if cost.limited_by else ""
     yield Text(
         f"{trials} in about {cost.launches} launches: about {duration_words(cost.time_s)}{clock}, "
         f"{format_number(cost.energy_j / 1e6)} MJ ({format_number(cost.energy_j / JOULES_PER_KWH)}"
-        " kWh), if none is stopped early."
+        f" kWh){limit}, if none is stopped early."
     )

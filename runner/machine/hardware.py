@@ -189,7 +189,11 @@ class Noise:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A hardware profile. `refused_backends` says why a backend cannot run here."""
+    """A hardware profile.
+
+    `refused_backends` says why a backend cannot run here; `fit` how the numbers were found and how
+    far they are off, for people.
+    """
 
     name: str
     gpus: int
@@ -204,3 +208,4 @@ class Profile:
     noise: Noise
     backends: Mapping[str, Backend]
     refused_backends: Mapping[str, str]
+    fit: str = ""

@@ -118,14 +118,14 @@ def test_plan_answers_with_one_document(study: Path) -> None:
     assert found["launches"] > 0
     assert found["time_s"] > 0
     assert found["energy_j"] > 0
-    assert any(each["basis"] == "equal in simulation" for each in found["equivalent"])
+    assert any(each["basis"] == "this load cannot tell them apart" for each in found["equivalent"])
 
 
 def test_plan_prints_for_people_and_refuses_wrong_input(study: Path) -> None:
     done = run("plan", study, "--top", 2, "--set", "workload.concurrency=[2]")
     assert done.returncode == 0, done.stderr
     assert "40 settings, 20 can run" in done.stdout
-    assert "Predicted, best first: output_throughput at 2" in done.stdout
+    assert "Predicted, best first: output_throughput at C=2" in done.stdout
     missing = run("plan", study, "--set", "engine.profile=null", "--json")
     assert missing.returncode == 2
     assert "engine.profile: missing" in missing.stderr

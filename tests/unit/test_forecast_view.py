@@ -85,11 +85,11 @@ def test_a_plan_shows_every_part() -> None:
         "baseline tp1: out of memory",
         "Runs, but wastes",
         "fewer requests than stages",
-        "pp8 triton: cap 6 - 8, 3 settings (equal in simulation)",
-        "output_throughput at 6",
+        "pp8 triton: cap 6 - 8, 3 settings (this load cannot tell them apart)",
+        "output_throughput at C=6",
         "of 8 stages busy",
         "tp8 [tp8]",
-        "misses a latency limit",
+        "misses the limit tpot_s p99 1e-09 s",
         "re-measurements in about",
         "at time scale 20",
         "kWh",
@@ -104,7 +104,7 @@ def test_an_objective_that_falls_is_shown_lowest_first() -> None:
     stream = io.StringIO()
     print_plan(make_plan(settings, top=3), stream)
     text = stream.getvalue()
-    assert "tpot_s.p99 at 6 (the first objective)" in text
+    assert "tpot_s.p99 at C=6 (the first objective)" in text
     rows = text.partition("best first")[2].splitlines()[2:]
     values = [float(row.split()[0]) for row in rows if row[:1].isdigit()][:3]
     assert values == sorted(values)

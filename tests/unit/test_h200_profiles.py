@@ -145,7 +145,7 @@ def first_token_s(profile: Profile, shape: ServerShape) -> float:
 
 def test_a_first_token_waits_for_the_launch_of_the_next_batch() -> None:
     host = LLAMA.host
-    eager = ServerShape(cuda_graph=False)
+    eager = ServerShape(cuda_graph=False, attention_backend="triton")
     launch_s = host.schedule_s + 32 * host.eager_layer_s
     results_s = 2 * (host.result_s + host.result_request_s)
     expected = host.accept_s + host.http_s + 2 * launch_s + results_s

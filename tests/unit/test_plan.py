@@ -148,10 +148,12 @@ def test_what_runs_but_wastes_is_warned_of(params: Params, words: str) -> None:
 
 
 def test_a_cap_that_leaves_stages_idle_in_a_burst_is_warned_of() -> None:
-    settings = with_workload(STUDY, concurrency=(32,))
-    settings = replace(settings, objectives=(replace(STUDY.objectives[0], concurrency=32),))
-    assert "32 requests fill 4 of 8 stages' slots" in wasted({"pp_size": 8, CAP: 8}, settings)
-    assert "stages are idle" not in wasted({"pp_size": 8, CAP: 4}, settings)
+    closed = with_workload(STUDY, concurrency=(32,))
+    closed = replace(closed, objectives=(replace(STUDY.objectives[0], concurrency=32),))
+    burst = with_workload(closed, protocol=LoadProtocol.BURST)
+    assert "32 requests fill 4 of 8 stages' slots" in wasted({"pp_size": 8, CAP: 8}, burst)
+    assert "stages are idle" not in wasted({"pp_size": 8, CAP: 4}, burst)
+    assert "stages are idle" not in wasted({"pp_size": 8, CAP: 8}, closed), "newcomers spread"
 
 
 def test_a_backend_without_graphs_is_warned_of() -> None:
@@ -185,7 +187,7 @@ def test_a_partition_that_says_what_holds_anyway_is_equal() -> None:
 
 def test_a_cap_that_is_never_reached_is_the_same_simulation() -> None:
     (found,) = same(STUDY, *({"pp_size": 8, CAP: cap} for cap in (5, 6, 7, 8)))
-    assert found.basis is Sameness.SIMULATION
+    assert found.basis is Sameness.COMPUTATION
     assert [each[CAP] for each in found.settings] == [6, 7, 8], "6 requests are sent at most"
     one, other = (predict(STUDY, {"pp_size": 8, CAP: cap}, 1) for cap in (6, 8))
     assert one == other
@@ -301,18 +303,53 @@ def test_large_and_continuous_spaces_are_sampled_with_the_studys_seed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("changes", "launches"),
+    ("trials", "launches"),
     [
-        ({"trials": 1}, 1 + 4),  # the baseline; 3 finalists and the baseline again
-        ({"trials": 1, "launches": 3}, 3),
-        ({"trials": 9}, 1 + 4 + 5),  # two launches serve all caps, and every second trial changes
+        (1, 1 + 4),  # the baseline; 3 finalists and the baseline again
+        (9, 1 + 4 + 5),  # two launches serve all caps, and every second trial changes
     ],
 )
-def test_launches_are_counted(changes: dict[str, Any], launches: int) -> None:
-    settings = replace(STUDY, search=replace(STUDY.search, **changes))
+def test_launches_are_counted(trials: int, launches: int) -> None:
+    settings = replace(STUDY, search=replace(STUDY.search, trials=trials))
     cost = make_plan(settings, top=1).cost
-    assert (cost.trials, cost.remeasured) == (changes["trials"], 4)
+    assert (cost.trials, cost.remeasured, cost.limited_by) == (trials, 4, None)
     assert cost.launches == launches
+
+
+@pytest.mark.parametrize("name", ["minutes", "launches", "energy_j"])
+def test_the_scarcest_budget_ends_a_study(name: str) -> None:
+    search = replace(STUDY.search, trials=9)
+    whole = make_plan(replace(STUDY, search=search), top=1).cost
+    halves: dict[str, Any] = {
+        "minutes": whole.time_s / 120,
+        "launches": whole.launches // 2,
+        "energy_j": whole.energy_j / 2,
+    }
+    generous: dict[str, Any] = {"minutes": 1e6, "launches": 10**6, "energy_j": 1e12}
+    search = replace(search, **{**generous, name: halves[name]})
+    cost = make_plan(replace(STUDY, search=search), top=1).cost
+    assert cost.limited_by == name
+    assert cost.trials == 9 // 2
+    assert cost.time_s == pytest.approx(whole.time_s / 2)
+    assert cost.energy_j == pytest.approx(whole.energy_j / 2)
+
+
+def test_what_the_model_does_not_know_is_said_and_not_ranked() -> None:
+    policy = Choices("schedule_policy", ("fcfs", "lpm"))
+    settings = replace(STUDY, parameters=(*STUDY.parameters, policy))
+    plan = make_plan(settings, top=4)
+    assert plan.not_modelled == ("schedule_policy",)
+    layouts = [(row.planned.shape.pp_async_batch_depth) for row in plan.ranking]
+    assert len(layouts) == len(set(layouts)), "one row for both policies"
+    assert predict(settings, {"pp_size": 8, "schedule_policy": "lpm"}, 1).not_modelled == (
+        "schedule_policy",
+    )
+
+
+def test_values_that_no_setting_has_are_named() -> None:
+    sizes = Choices("tp_size", (1, 16))
+    settings = replace(STUDY, parameters=(sizes, Choices("pp_size", (8,))))
+    assert make_plan(settings, top=1).unused == ("tp_size 16",)
 
 
 def test_time_and_energy_follow_the_trials() -> None:

@@ -62,7 +62,7 @@ def parse_flags(argv: Sequence[str]) -> Flags:
         profile=own["profile"],
         time_scale=own["time_scale"],
         gpu_folder=own["gpu_folder"],
-        faults=tuple(fault for given in own["fault"] for fault in given),
+        faults=_faults(parser, own["fault"]),
         fault_seed=own["fault_seed"],
         identity=LaunchIdentity.of({**parsed, "profile": own["profile"]}, os.environ),
         server_args=parsed,
@@ -81,12 +81,17 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     own = parser.add_argument_group("emulation")
-    own.add_argument("--profile", default=DEFAULT_PROFILE, help="hardware profile, name or file")
-    own.add_argument("--time-scale", type=_scale, default=1.0, help="run this many times faster")
+    own.add_argument(
+        "--profile",
+        default=DEFAULT_PROFILE,
+        help="hardware profile, name or file (default: %(default)s)",
+    )
+    own.add_argument(
+        "--time-scale", type=_scale, default=1.0, help="run this many times faster (default: 1)"
+    )
     own.add_argument("--gpu-folder", type=Path, help="where the emulated GPUs are; default none")
     own.add_argument(
         "--fault",
-        type=_faults,
         action="append",
         default=[],
         metavar="KIND[:ARG][@OPTION]...",
@@ -124,11 +129,12 @@ def _scale(text: str) -> float:
     return scale
 
 
-def _faults(text: str) -> tuple[Fault, ...]:
+def _faults(parser: argparse.ArgumentParser, texts: Sequence[str]) -> tuple[Fault, ...]:
+    """The faults asked for; a wrong one ends the program without SGLang's pages of usage."""
     try:
-        return parse_faults(text, (*ALL_NAMES, *GRAPHS))
+        return tuple(fault for text in texts for fault in parse_faults(text, (*ALL_NAMES, *GRAPHS)))
     except ValueError as err:
-        raise argparse.ArgumentTypeError(str(err)) from err
+        parser.exit(2, f"{parser.prog}: error: argument --fault: {err}\n")
 
 
 def setting_values(args: Mapping[str, ArgValue], **resolved: ParamValue) -> dict[str, ParamValue]:
