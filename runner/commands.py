@@ -70,6 +70,7 @@ def check_engine(settings: StudySettings, *, is_local: bool) -> None:
     engine = settings.engine
     if engine.kind is not EngineKind.SGLANG:
         load_profile(engine.profile or "")
+        check_faults(settings)
         return
     if is_local and engine.python is not None and shutil.which(engine.python) is None:
         raise ConfigError(
@@ -82,6 +83,37 @@ def check_engine(settings: StudySettings, *, is_local: bool) -> None:
         and not Path(engine.model).exists()
     ):
         raise ConfigError(f"engine.model: {engine.model} does not exist on this machine")
+
+
+def check_faults(settings: StudySettings) -> None:
+    """The faults that a study asks for can be understood; raises ConfigError."""
+    from runner.settings import Choices
+    from runner.trial import EngineKind
+
+    texts = [
+        ("engine.args.fault", settings.engine.args.get("fault")),
+        *(
+            (f"baseline {each.name}: fault", each.params.get("fault"))
+            for each in settings.baselines
+        ),
+    ]
+    for parameter in settings.parameters:
+        if parameter.name == "fault" and isinstance(parameter, Choices):
+            texts += [("parameters.fault", value) for value in parameter.values]
+    for place, text in texts:
+        if text is None:
+            continue
+        if settings.engine.kind is not EngineKind.EMULATED:
+            raise ConfigError(
+                f"{place}: only emulated servers break on purpose, and engine.kind is "
+                f"{settings.engine.kind}; leave it out"
+            )
+        from runner.engines.emulator.flags import read_faults
+
+        try:
+            read_faults(str(text))
+        except ValueError as error:
+            raise ConfigError(f"{place}: {error}") from error
 
 
 def choose_executor(

@@ -87,8 +87,17 @@ def plan_setting(
     reason = refused(profile, shape)
     if reason is not None:
         return reason
+    resolved = resolve(profile, shape)
+    limit = resolved.max_running_requests // shape.pp_size
+    cap = launch.live.get(CAP)
+    if cap is not None and as_int(cap) > limit:
+        return Refusal(
+            RefusalKind.MEMORY,
+            f"{CAP} {cap} is out of the valid range [1, {limit}]: the KV cache of "
+            f"{resolved.max_total_tokens} tokens allows {resolved.max_running_requests} requests",
+        )
     dp_size = as_int(launch.server_args.get("dp_size", 1))
-    return PlannedSetting(params, launch, shape, resolve(profile, shape), dp_size)
+    return PlannedSetting(params, launch, shape, resolved, dp_size)
 
 
 def _refused_gpus(settings: StudySettings, profile: Profile, args: Params) -> Refusal | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import typing
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -116,30 +116,63 @@ def _describe(error: Mapping[str, Any]) -> str:
 
 
 def _check(profile: Profile, place: str) -> None:
-    """What the types do not say."""
-    for group in dataclasses.fields(profile):
-        section = getattr(profile, group.name)
-        if not dataclasses.is_dataclass(section):
-            continue
-        for field in dataclasses.fields(section):
-            value = getattr(section, field.name)
-            if isinstance(value, int | float) and value < 0:
-                raise ConfigError(f"{place}: {group.name}.{field.name}: below 0, found {value}")
-    positive = {
-        "gpus": profile.gpus,
-        "gpu.memory_bytes": profile.gpu.memory_bytes,
-        "gpu.bandwidth_bytes_per_s": profile.gpu.bandwidth_bytes_per_s,
-        "gpu.flop_per_s": profile.gpu.flop_per_s,
-        "link.bandwidth_bytes_per_s": profile.link.bandwidth_bytes_per_s,
-        "model.layers": profile.model.layers,
-        "start.load_bytes_per_s": profile.start.load_bytes_per_s,
-        "defaults.mem_fraction_static": profile.defaults.mem_fraction_static,
-    }
-    for name, value in positive.items():
-        if value <= 0:
-            raise ConfigError(f"{place}: {name}: must be above 0, found {value}")
+    """What the types do not say; raises ConfigError."""
+    for name, value in _numbers(profile):
+        low, high = _limits(name)
+        if not low <= value <= high:
+            raise ConfigError(
+                f"{place}: {name}: found {value:g}, expected a number from {low:g} to {high:g}"
+            )
+    gpu, model = profile.gpu, profile.model
+    for name, value, limit_name, limit in (
+        ("model.experts_per_token", model.experts_per_token, "model.experts", model.experts),
+        ("gpu.server_idle_w", gpu.server_idle_w, "gpu.power_limit_w", gpu.power_limit_w),
+        ("gpu.idle_w", gpu.idle_w, "gpu.power_limit_w", gpu.power_limit_w),
+    ):
+        if value > limit:
+            raise ConfigError(f"{place}: {name}: {value:g} is above {limit_name}, {limit:g}")
     if profile.defaults.attention_backend not in profile.backends:
         raise ConfigError(
             f"{place}: defaults.attention_backend: {profile.defaults.attention_backend!r} "
             f"is not one of backends ({', '.join(profile.backends)})"
         )
+
+
+def _numbers(section: object, prefix: str = "") -> Iterator[tuple[str, float]]:
+    """Every number of a profile with its dotted name."""
+    if isinstance(section, Mapping):
+        entries = [(str(name), value) for name, value in section.items()]
+    elif dataclasses.is_dataclass(section):
+        entries = [(each.name, getattr(section, each.name)) for each in dataclasses.fields(section)]
+    else:
+        entries = []
+    for name, value in entries:
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            yield prefix + name, value
+        else:
+            yield from _numbers(value, f"{prefix}{name}.")
+
+
+# By the end of a number's name, the first that fits: what no machine and no model is beyond.
+LIMITS = (
+    ("per_s", 1.0, 1e21),
+    ("mem_fraction_static", 0.01, 1.0),
+    ("routing_overlap", 0.0, 1.0),
+    ("noise.stage", 0.0, 1.0),
+    ("noise.run", 0.0, 1.0),
+    ("power_limit_w", 1.0, 1e5),
+    ("_w", 0.0, 1e5),
+    ("_s", 0.0, 1e5),
+    ("kv_bytes_per_token_layer", 1e-6, 1e9),
+    ("gpus", 1, 1e6),
+    ("memory_bytes", 1, 1e18),
+    ("model.layers", 1, 1e5),
+    ("hidden_size", 1, 1e7),
+    ("attention_heads", 1, 1e6),
+    ("context_length", 1, 1e10),
+    ("_factor", 0.0, 1e4),
+)
+
+
+def _limits(name: str) -> tuple[float, float]:
+    return next(((low, high) for end, low, high in LIMITS if name.endswith(end)), (0.0, 1e21))

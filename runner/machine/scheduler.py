@@ -178,7 +178,7 @@ class Scheduler:
         self.waiting: deque[Work] = deque()
         self.slots = [Slot(index) for index in range(limits.slots)]
         self._limits = limits
-        self._kv_coming = 0  # tokens of decodes on their way
+        self._kv_coming = 0  # tokens of batches on their way
         self._admitted: dict[str, Work] = {}
         self._chunked: Work | None = None
         self._aborted = 0  # of the admitted
@@ -230,8 +230,7 @@ class Scheduler:
     def finish(self, batch: Batch, time_s: float, tokens: list[Token]) -> BatchReport:
         """Process a batch's result at `time_s`: a token for each of its requests."""
         slot, works = batch.slot, batch.works
-        if not batch.is_prefill:
-            self._kv_coming -= len(works)
+        self._kv_coming -= len(works)
         if self._aborted:
             works = self._without_aborted(slot, works)
         has_ended = False
@@ -304,6 +303,7 @@ class Scheduler:
         self._chunked = last if last.to_prefill else None
         works = admitted[:-1] if last.to_prefill else admitted
         batch = Batch(slot, works, is_prefill=True)
+        self._kv_coming += len(works)
         batch.new_seqs = len(admitted)
         batch.tokens = tokens
         batch.kv_tokens = sum(work.context for work in admitted)
@@ -342,6 +342,9 @@ class Scheduler:
         while order and self._kv_free < len(order) and self.rows > 1:
             work = order.pop()
             self._release(work)
+            if work.is_aborted:
+                self._aborted -= 1
+                continue
             work.retract()
             self.waiting.append(work)
             self.retractions += 1

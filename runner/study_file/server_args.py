@@ -52,6 +52,7 @@ class ServerArg:
 
 SIZE = ServerArg(int, 1)
 COUNT = ServerArg(int, 0)
+DEPTH = ServerArg(int, 0, 1024)  # SGLang has no limit; each is a slot of its own
 WHOLE = ServerArg(int)
 CHUNK = ServerArg(int, -1)  # -1 switches chunking off
 SHARE = ServerArg(float, 0, 1, is_open=True)
@@ -63,7 +64,7 @@ _BY_KIND: tuple[tuple[ServerArg, str], ...] = (
     # The first lines are the parameters that are searched most; this is also the order in which
     # a study lists its parameters.
     (SIZE, "tp_size pp_size dp_size ep_size"),
-    (COUNT, "pp_async_batch_depth"),
+    (DEPTH, "pp_async_batch_depth"),
     (SIZE, "pp_max_micro_batch_size"),
     (SWITCH, "cuda_graph"),
     (SIZE, "cuda_graph_max_bs"),

@@ -262,7 +262,10 @@ def test_metrics_count_what_was_served(server: EmulatedProcess) -> None:
         ("/generate", generate_body(5000), "exceeds the model's maximum context length of 4096"),
         ("/generate", generate_body(1, *range(4095)), "is longer than the model's context length"),
         ("/v1/completions", {"prompt": "x", "max_tokens": 0}, "max_tokens must be positive"),
-        ("/v1/completions", {"max_tokens": 1}, "Prompt cannot be empty"),
+        ("/v1/completions", {"max_tokens": 1}, "Prompt must be a text or a list"),
+        ("/v1/completions", {"prompt": ""}, "Prompt cannot be empty"),
+        ("/v1/completions", {"prompt": 5}, "Prompt must be a text or a list"),
+        ("/v1/completions", {"prompt": "x", "n": 200_000}, "n must be at most 128"),
         ("/v1/chat/completions", {"messages": []}, "Messages cannot be empty."),
     ],
 )
@@ -272,6 +275,29 @@ def test_a_wrong_request_is_400(
     answer = server.post(path, body)
     assert answer.status_code == 400
     assert message in answer.text
+
+
+@pytest.mark.parametrize("body", [b"[" * 100_000, b"1" * 5000, b"{", b"\xff", b"[]"])
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions", "/set_internal_state"])
+def test_a_body_that_cannot_be_read_is_400(server: EmulatedProcess, path: str, body: bytes) -> None:
+    assert requests.post(server.url + path, data=body, timeout=60).status_code == 400
+
+
+@pytest.mark.parametrize("cap", [float("nan"), float("inf"), True, "4"])
+def test_a_cap_that_is_no_number_is_refused(server: EmulatedProcess, cap: object) -> None:
+    body = json.dumps({"server_args": {"pp_max_micro_batch_size": cap}})
+    answer = requests.post(server.url + "/set_internal_state", data=body, timeout=60)
+    assert answer.json() == [False]
+
+
+def test_clients_that_leave_at_once_leave_no_traceback(server: EmulatedProcess) -> None:
+    body = json.dumps(generate_body(4, stream=True)).encode()
+    head = "POST /generate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+    for _ in range(20):
+        with socket.create_connection(("127.0.0.1", server.port)) as client:
+            client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
+    assert server.generate(2)["meta_info"]["completion_tokens"] == 2
+    assert "Traceback" not in server.log
 
 
 def test_a_wrong_stream_is_200_with_an_error_event(server: EmulatedProcess) -> None:

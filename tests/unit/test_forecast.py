@@ -190,6 +190,14 @@ def test_what_cannot_run_says_why(params: Params, kind: RefusalKind, words: str)
     assert prediction_document(prediction)["rungs"] == []
 
 
+def test_a_cap_beyond_what_the_kv_cache_allows_is_refused() -> None:
+    settings = replace(STUDY, engine=replace(STUDY.engine, args={"max_total_tokens": 20}))
+    found = refusal(settings, {"pp_size": 8, CAP: 8})
+    assert found.kind is RefusalKind.MEMORY
+    assert "out of the valid range [1, 1]: the KV cache of 20 tokens" in found.text
+    assert predict(settings, {"pp_size": 8, CAP: 8}, 1).refused == found.text
+
+
 def test_a_study_without_a_profile_is_told_which_there_are() -> None:
     settings = replace(STUDY, engine=replace(STUDY.engine, kind=EngineKind.SGLANG, profile=None))
     with pytest.raises(ConfigError, match=r"engine\.profile: missing.*h200-llama-3\.1-8b"):

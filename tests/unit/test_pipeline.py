@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -183,6 +184,37 @@ def test_the_request_with_the_fewest_tokens_is_retracted() -> None:
     waiting = set(last_seen) - {t.request_id for _ in range(4) for t in pipeline.step().tokens}
     assert waiting
     assert all(last_seen[name] == min(last_seen.values()) for name in waiting)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(30, 140), st.sampled_from((4, 16, 1000)))
+def test_aborts_and_retractions_leave_nothing_behind(
+    draws: random.Random, kv_tokens: int, chunk: int
+) -> None:
+    shape = replace(
+        SHAPE, max_total_tokens=kv_tokens, max_running_requests=4, chunked_prefill_size=chunk
+    )
+    pipeline = Pipeline(CPU, shape, seed=1)
+    scheduler = pipeline._scheduler  # noqa: SLF001 - what nobody outside sees
+    names = [f"r{number}" for number in range(7)]
+    for name in names:
+        tokens = draws.randint(1, kv_tokens // 2 - 2)
+        request = PipelineRequest(name, tokens, draws.randint(1, kv_tokens // 2 - 1))
+        pipeline.submit(request, draws.random() * 2)
+    gone: set[str] = set()
+    for _ in range(20_000):
+        if pipeline.next_step_s() is None:
+            break
+        assert not gone & {token.request_id for token in pipeline.step().tokens}
+        assert scheduler.kv_used <= kv_tokens
+        if draws.random() < 0.02:
+            name = draws.choice(names)
+            if pipeline.abort(name):
+                assert name not in gone
+                gone.add(name)
+    assert pipeline.is_idle
+    left = (scheduler.rows, scheduler.kv_used, scheduler._kv_coming, scheduler._aborted)  # noqa: SLF001
+    assert left == (0, 0, 0, 0)
 
 
 def test_abort_takes_out_waiting_and_running_requests() -> None:

@@ -23,7 +23,7 @@ from runner.trial import ParamValue
         ("tp_size", 8.0, "a whole number, 1 or more"),
         ("tp_size", "8", "a whole number, 1 or more"),
         ("pp_async_batch_depth", 0, None),
-        ("pp_async_batch_depth", -1, "a whole number, 0 or more"),
+        ("pp_async_batch_depth", -1, "a whole number between 0 and 1024"),
         ("pp_max_micro_batch_size", 0, "a whole number, 1 or more"),
         ("chunked_prefill_size", -1, None),
         ("chunked_prefill_size", -2, "a whole number, -1 or more"),

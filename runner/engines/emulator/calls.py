@@ -16,6 +16,7 @@ Body: TypeAlias = Mapping[str, Any]
 GENERATE_DEFAULT_TOKENS = 128
 COMPLETION_DEFAULT_TOKENS = 16
 TEMPLATE_TOKENS = 4
+MOST_SAMPLES = 128  # one request of more would hold everybody else up
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +73,8 @@ def completion_call(body: Body, setup: ServerSetup) -> Call:
     """/v1/completions; raises RequestRefused."""
     _check_openai(setup)
     prompt = body.get("prompt")
+    if not isinstance(prompt, str | list):
+        raise RequestRefused(f"Prompt must be a text or a list, got {prompt!r}.")
     if not prompt or (isinstance(prompt, list) and not any(prompt)):
         raise RequestRefused("Prompt cannot be empty")
     is_text = isinstance(prompt, str) or isinstance(prompt[0], str)
@@ -156,7 +159,10 @@ def _sampling(params: object, prompts: int) -> list[Body]:
 
 
 def _samples(params: Body) -> int:
-    return _positive("n", _count(params, "n", 1))
+    samples = _positive("n", _count(params, "n", 1))
+    if samples > MOST_SAMPLES:
+        raise RequestRefused(f"n must be at most {MOST_SAMPLES}, got {samples}.")
+    return samples
 
 
 def _token_lists(ids: object) -> tuple[list[Prompt], bool]:

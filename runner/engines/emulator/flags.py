@@ -129,10 +129,15 @@ def _scale(text: str) -> float:
     return scale
 
 
+def read_faults(text: str) -> tuple[Fault, ...]:
+    """The faults of one text; raises ValueError with a message for the user."""
+    return parse_faults(text, (*ALL_NAMES, *GRAPHS))
+
+
 def _faults(parser: argparse.ArgumentParser, texts: Sequence[str]) -> tuple[Fault, ...]:
     """The faults asked for; a wrong one ends the program without SGLang's pages of usage."""
     try:
-        return tuple(fault for text in texts for fault in parse_faults(text, (*ALL_NAMES, *GRAPHS)))
+        return tuple(fault for text in texts for fault in read_faults(text))
     except ValueError as err:
         parser.exit(2, f"{parser.prog}: error: argument --fault: {err}\n")
 

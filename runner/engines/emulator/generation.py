@@ -187,7 +187,7 @@ async def read_object(request: web.Request) -> Body:
     """The JSON object in a request's body; raises RequestRefused for anything else."""
     try:
         body: Any = json.loads(await request.read())
-    except (json.JSONDecodeError, UnicodeDecodeError) as err:
+    except (ValueError, RecursionError, web.RequestPayloadError) as err:
         raise RequestRefused(f"The body is not JSON: {err}") from err
     if not isinstance(body, dict):
         raise RequestRefused("The body must be a JSON object.")
@@ -228,7 +228,10 @@ def _generate_words(refused: RequestRefused) -> dict[str, object]:
 async def _open_stream(request: web.Request) -> web.StreamResponse:
     stream = web.StreamResponse(headers=STREAM_HEADERS)
     stream.enable_chunked_encoding()
-    await stream.prepare(request)
+    try:
+        await stream.prepare(request)
+    except ConnectionResetError as err:  # the client is gone before its stream began
+        raise asyncio.CancelledError from err
     return stream
 
 

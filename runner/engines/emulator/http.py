@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Awaitable, Callable, Sequence
 
 from aiohttp import web
@@ -210,7 +211,9 @@ class Control:
         if cap is None:
             return True
         # SGLang takes 4.5 too; nobody should send that.
-        return isinstance(cap, int | float) and server.set_cap(int(cap))
+        if isinstance(cap, bool) or not isinstance(cap, int | float) or not math.isfinite(cap):
+            return False
+        return server.set_cap(int(cap))
 
 
 def _deprecated(server: EmulatedServer, name: str, handler: Handler) -> Handler:
