@@ -122,6 +122,12 @@ def test_out_of_memory_is_infeasible(tmp_path: Path, phase: str, before: str) ->
     assert death.message.startswith("out of GPU memory: ")
 
 
+def test_what_captures_no_graphs_is_out_of_memory_before(tmp_path: Path) -> None:
+    with starting(tmp_path, "out-of-memory") as server:
+        assert server.wait_end() == -signal.SIGKILL
+    assert explain_death(server.log, -9).verdict is Verdict.INFEASIBLE
+
+
 def test_a_taken_port_is_found_after_the_load(tmp_path: Path) -> None:
     with starting(tmp_path, "port-taken") as server:
         assert server.wait_end() == 1
@@ -186,7 +192,7 @@ def test_ghosts_outlive_client_and_abort_and_then_are_gone(tmp_path: Path) -> No
 
 
 def test_chunks_carry_several_tokens_and_all_are_counted(tmp_path: Path) -> None:
-    with broken(tmp_path, "chunks:1,3,2; cached-prompts; out-of-memory") as server:
+    with broken(tmp_path, "chunks:1,3,2; cached-prompts") as server:
         events = server.events("/generate", generate_body(12))
         run = load(server)
     counts = [event["meta_info"]["completion_tokens"] for event in events]
