@@ -10,6 +10,7 @@ import json
 import shlex
 import shutil
 import sys
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -87,6 +88,7 @@ def check_engine(settings: StudySettings, *, is_local: bool) -> None:
 
 def check_faults(settings: StudySettings) -> None:
     """The faults that a study asks for can be understood; raises ConfigError."""
+    from runner.engines.emulator.flags import read_faults
     from runner.settings import Choices
     from runner.trial import EngineKind
 
@@ -100,16 +102,13 @@ def check_faults(settings: StudySettings) -> None:
     for parameter in settings.parameters:
         if parameter.name == "fault" and isinstance(parameter, Choices):
             texts += [("parameters.fault", value) for value in parameter.values]
-    for place, text in texts:
-        if text is None:
-            continue
-        if settings.engine.kind is not EngineKind.EMULATED:
-            raise ConfigError(
-                f"{place}: only emulated servers break on purpose, and engine.kind is "
-                f"{settings.engine.kind}; leave it out"
-            )
-        from runner.engines.emulator.flags import read_faults
-
+    asked = [(place, text) for place, text in texts if text is not None]
+    if asked and settings.engine.kind is not EngineKind.EMULATED:
+        raise ConfigError(
+            f"{asked[0][0]}: only emulated servers break on purpose, and engine.kind is "
+            f"{settings.engine.kind}; leave it out"
+        )
+    for place, text in asked:
         try:
             read_faults(str(text))
         except ValueError as error:
@@ -231,11 +230,8 @@ def run_predict(args: argparse.Namespace) -> int:
 
     settings = load_study(args.study, args.overrides)
     params = parse_params(settings, args.params)
-    line = ProgressLine(sys.stderr, "simulating")
-    try:
+    with closing(ProgressLine(sys.stderr, "simulating")) as line:
         prediction = predict(settings, params, args.seeds, line)
-    finally:
-        line.close()
     if args.json:
         print(json.dumps(prediction_document(prediction)))
     else:
@@ -251,11 +247,8 @@ def run_plan(args: argparse.Namespace) -> int:
     from runner.insight.plan_view import print_plan
 
     settings = load_study(args.study, args.overrides)
-    line = ProgressLine(sys.stderr, "planning")
-    try:
+    with closing(ProgressLine(sys.stderr, "planning")) as line:
         plan = make_plan(settings, args.top, line)
-    finally:
-        line.close()
     if args.json:
         print(json.dumps(plan_document(plan)))
     else:

@@ -53,7 +53,6 @@ __all__ = [
 NOISE_DRAWS = 512
 NOISE_STRIDE = 37  # ranks of one launch draw their noise apart
 LOWEST_NOISE = 0.5
-NO_CHUNKS = 1 << 30
 
 
 class Step(NamedTuple):
@@ -117,11 +116,10 @@ class Pipeline:
 
     def _make_scheduler(self, shape: ServerShape) -> Scheduler:
         resolved = self.resolved
-        chunk = resolved.chunked_prefill_size
         limits = Limits(
             slots=slots(shape),
             max_running_requests=resolved.max_running_requests,
-            chunk_tokens=chunk if chunk > 0 else NO_CHUNKS,
+            chunk_tokens=resolved.chunk_tokens,
             kv_tokens=resolved.max_total_tokens,
         )
         return Scheduler(limits, resolved.pp_max_micro_batch_size)

@@ -10,8 +10,8 @@ import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from runner.engines.virtual_load import REQUEST_S, SEND_GAP_S
-from runner.machine.hardware import Profile
+from runner.engines.virtual_load import SEND_GAP_S
+from runner.machine.hardware import REQUEST_S, Profile
 from runner.pipeline import Pipeline, PipelineRequest, ServerShape
 
 WARMUPS = 2

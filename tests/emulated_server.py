@@ -81,6 +81,13 @@ class EmulatedProcess:
         return answer
 
 
+def leave_idle(server: EmulatedProcess) -> None:
+    """End whatever a test left running, so that the next one finds the server idle."""
+    server.post("/continue_generation", {})
+    server.post("/abort_request", {"abort_all": True})
+    assert server.get("/flush_cache?timeout=100").status_code == 200
+
+
 def generate_body(tokens: int, *prompt: int, **more: object) -> dict[str, Any]:
     sampling = {"max_new_tokens": tokens, "ignore_eos": True}
     return {"input_ids": list(prompt or (1, 2, 3, 4)), "sampling_params": sampling, **more}

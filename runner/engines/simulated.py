@@ -16,7 +16,7 @@ from runner.engines.virtual_power import PERIOD_S, MeteredGpus, VirtualMeter
 from runner.errors import ConfigError, Infeasible
 from runner.launch import CAP, as_int
 from runner.machine.profile import load_profile
-from runner.machine.shape import memory_used_bytes
+from runner.machine.shape import highest_live_cap, memory_used_bytes
 from runner.pipeline import (
     Pipeline,
     Profile,
@@ -86,7 +86,7 @@ class SimulatedServers:
         if unknown:
             raise Infeasible(f"{', '.join(unknown)} cannot be changed on running servers")
         cap = as_int(live.get(CAP, self.resolved.pp_max_micro_batch_size))
-        limit = self.resolved.max_running_requests // self._shape.pp_size
+        limit = highest_live_cap(self.resolved, self._shape)
         if CAP in live and not 1 <= cap <= limit:
             raise Infeasible(
                 f"{CAP} {cap} is out of the valid range [1, {limit}] "

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from runner.load.workload import PlannedRequest, RequestSource
+from runner.machine.hardware import REQUEST_S
 from runner.measure.window import Window, WindowRule
 from runner.pipeline import Pipeline, PipelineRequest, Token
 from runner.trial import (
@@ -23,7 +24,6 @@ from runner.trial import (
 )
 
 SEND_GAP_S = 50e-6  # one client sends its requests one after another
-REQUEST_S = 1e-3  # from the client to the scheduler: HTTP and tokenization
 TICK_S = 0.1
 
 

@@ -67,14 +67,13 @@ def load_key(settings: StudySettings, profile: Profile, planned: PlannedSetting)
     shape, resolved, work = planned.shape, planned.resolved, settings.workload
     prompt = sent * MARGIN * length_facts(work.prompt_tokens).longest
     output = sent * MARGIN * length_facts(work.output_tokens).longest
-    chunk = resolved.chunked_prefill_size
     cap = min(planned.cap, sent) if shape.pp_size > 1 else sent
     graph_bs = resolved.cuda_graph_max_bs if uses_graph(profile, shape) else 0
     return (
         _layout(profile, planned),
         cap,
         min(resolved.max_running_requests, sent),
-        min(chunk, prompt) if chunk > 0 else prompt,
+        min(resolved.chunk_tokens, prompt),
         resolved.attention_backend,
         min(resolved.max_total_tokens, prompt + output),
         min(graph_bs, cap),

@@ -11,7 +11,7 @@ from runner.forecast.setting import PlannedSetting
 from runner.label import setting_label
 from runner.launch import CAP
 from runner.machine.hardware import Profile
-from runner.machine.shape import slots, uses_graph
+from runner.machine.shape import highest_live_cap, slots, uses_graph
 from runner.settings import StudySettings
 from runner.trial import LoadProtocol, Params
 
@@ -66,7 +66,7 @@ def _wastes(
         reason = "the attention backend does not run in a CUDA graph: every step runs eager"
         yield reason, resolved.attention_backend
     if shape.pp_size > 1 and CAP in planned.launch.server_args:
-        limit = resolved.max_running_requests // shape.pp_size
+        limit = highest_live_cap(resolved, shape)
         if cap > limit:
             reason = f"{CAP} cannot be set live (above max_running_requests // pp_size): "
             yield f"{reason}each value needs a launch of its own", f"{cap} > {limit}"

@@ -135,8 +135,9 @@ class Forecaster:
                 return found
             # A short window may have shown nothing of a latency.
             return replace(found, objectives=self._estimator.rung(planned, level).objectives)
-        known = self._estimates.get(id(planned)) if level == self.objective_level else None
-        return known or self._estimator.rung(planned, level)
+        if level == self.objective_level:
+            return self._estimate(planned)
+        return self._estimator.rung(planned, level)
 
     def looks_like(self, one: PlannedSetting, other: PlannedSetting) -> bool:
         """Whether the closed form puts two settings within `NEAR` at the objective's rung."""

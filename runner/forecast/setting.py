@@ -14,6 +14,7 @@ from runner.machine.shape import (
     RefusalKind,
     ResolvedShape,
     ServerShape,
+    highest_live_cap,
     refused,
     resolve,
     shape_of,
@@ -88,7 +89,7 @@ def plan_setting(
     if reason is not None:
         return reason
     resolved = resolve(profile, shape)
-    limit = resolved.max_running_requests // shape.pp_size
+    limit = highest_live_cap(resolved, shape)
     cap = launch.live.get(CAP)
     if cap is not None and as_int(cap) > limit:
         return Refusal(

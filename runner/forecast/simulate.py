@@ -217,14 +217,15 @@ def run_jobs(
     context = get_context("fork")
     with ProcessPoolExecutor(workers, context, _die_with, (os.getpid(),)) as pool:
         futures = [pool.submit(run_job, job) for job in jobs]
+        samples = []
         try:
             for future, job in zip(futures, jobs, strict=True):
-                future.result()
+                samples.append(future.result())
                 on_done(job.work)
-        except BaseException:
+        except BaseException:  # Ctrl-C, too: leaving the pool would wait for all that is queued
             pool.shutdown(cancel_futures=True)
             raise
-        return [future.result() for future in futures]
+        return samples
 
 
 def _die_with(parent: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Callable, Sequence
 from typing import TextIO
@@ -16,12 +15,12 @@ from runner.forecast.predict import Progress
 from runner.forecast.prediction import Prediction, RungPrediction
 from runner.forecast.setting import study_profile
 from runner.insight.live import duration_words
+from runner.insight.output import print_for_people
 from runner.insight.summary import format_number
 from runner.label import setting_label
 from runner.settings import StudySettings
 from runner.trial import LoadProtocol, Params
 
-PLAIN_WIDTH = 100
 PADDING = (0, 2, 0, 0)
 SILENT_S = 1.0  # what takes less needs no progress
 LINE_EVERY_S = 5.0  # where nothing can be overwritten
@@ -100,16 +99,12 @@ def print_prediction(
 
 def show(parts: list[RenderableType], stream: TextIO) -> None:
     """Print for the terminal, or as plain lines elsewhere."""
-    if stream.isatty():
-        console = Console(file=stream, highlight=False)
+
+    def render(console: Console) -> None:
         for part in parts:
             console.print(part)
-        return
-    buffer = io.StringIO()
-    console = Console(file=buffer, width=PLAIN_WIDTH, color_system=None, highlight=False)
-    for part in parts:
-        console.print(part)
-    stream.writelines(line.rstrip() + "\n" for line in buffer.getvalue().splitlines())
+
+    print_for_people(stream, render)
 
 
 def load_words(settings: StudySettings) -> str:

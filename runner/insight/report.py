@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Sequence
 from typing import TextIO
 
@@ -10,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from runner.insight.output import print_for_people
 from runner.insight.ranking import rank
 from runner.insight.summary import Row, Summary, Unfinished, format_number, summarize
 from runner.record.codec import encode
@@ -17,7 +17,6 @@ from runner.record.store import StudyState
 from runner.settings import StudySettings
 from runner.trial import TrialResult
 
-PLAIN_WIDTH = 100
 RUNG_WIDTH = 6  # a cell of tokens/s with its padding
 FIXED_WIDTH = 40  # the other cells with their padding, but for the setting
 OBJECTIVE_WIDTH = 10
@@ -55,13 +54,7 @@ def print_report(
     """
     summary = summarize(results, settings)
     steps = [f"{words:<19} {command}{home_option}" for words, command in _steps(settings, state)]
-    if stream.isatty():
-        _render(Console(file=stream, highlight=False), summary, state, steps)
-        return
-    buffer = io.StringIO()
-    console = Console(file=buffer, width=PLAIN_WIDTH, color_system=None, highlight=False)
-    _render(console, summary, state, steps)
-    stream.writelines(line.rstrip() + "\n" for line in buffer.getvalue().splitlines())
+    print_for_people(stream, lambda console: _render(console, summary, state, steps))
 
 
 def _render(

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+REQUEST_S = 1e-3  # from the client to the scheduler: HTTP and tokenization
+
 
 @dataclass(frozen=True, slots=True)
 class GpuHardware:

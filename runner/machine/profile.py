@@ -29,12 +29,23 @@ def load_profile(name: str) -> Profile:
     Raises:
         ConfigError: there is no such profile, or its file is wrong.
     """
-    path = Path(name) if name.endswith(".yaml") else FOLDER / f"{name}.yaml"
-    if not name.endswith(".yaml") and name not in profile_names():
+    if name.endswith(".yaml"):
+        return _load(Path(name))
+    if name not in profile_names():
         raise ConfigError(
             f"there is no hardware profile {name!r}; choose one of {', '.join(profile_names())}, "
             "or give the path of a .yaml file"
         )
+    return _built_in(name)
+
+
+@functools.cache
+def _built_in(name: str) -> Profile:
+    """Read once: every simulated launch asks for it."""
+    return _load(FOLDER / f"{name}.yaml")
+
+
+def _load(path: Path) -> Profile:
     return parse_profile(_read(path), str(path))
 
 

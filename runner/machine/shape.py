@@ -51,6 +51,11 @@ class ResolvedShape:
     mem_fraction_static: float
     max_total_tokens: int
 
+    @property
+    def chunk_tokens(self) -> int:
+        """Prompt tokens that one batch prefills at most; a size below 1 sets no limit."""
+        return self.chunked_prefill_size if self.chunked_prefill_size > 0 else NO_CHUNKS
+
 
 @dataclass(frozen=True, slots=True)
 class StartPhases:
@@ -121,6 +126,7 @@ MEMORY_TIERS = (
     MemoryTier(float("inf"), 16384, 512, 512),
 )
 WIDE_TP = 4
+NO_CHUNKS = 1 << 30
 PARTITION = "pp_layer_partition"
 PARTITION_VARIABLE = "SGLANG_PP_LAYER_PARTITION"
 
@@ -149,6 +155,11 @@ def slots(shape: ServerShape) -> int:
     if shape.pp_size == 1:
         return 1
     return shape.pp_size + shape.pp_async_batch_depth
+
+
+def highest_live_cap(resolved: ResolvedShape, shape: ServerShape) -> int:
+    """Up to where SGLang lets the micro-batch cap be set on a running server."""
+    return resolved.max_running_requests // shape.pp_size
 
 
 def stage_layers(layers: int, shape: ServerShape) -> tuple[int, ...]:
@@ -287,10 +298,11 @@ def _refused_sizes(profile: Profile, shape: ServerShape) -> Refusal | None:
         )
     partition = shape.pp_layer_partition
     if partition is not None and not _is_partition(partition, model.layers, shape.pp_size):
+        even = stage_layers(model.layers, replace(shape, pp_layer_partition=None))
         return Refusal(
             RefusalKind.LAYERS,
             f"pp_layer_partition must list the layers of {shape.pp_size} stages, each 1 or more, "
-            f"together {model.layers}, as in {','.join(map(str, _even(model.layers, shape)))}",
+            f"together {model.layers}, as in {','.join(map(str, even))}",
         )
     if shape.ep_size > 1 and (not model.experts or shape.tp_size % shape.ep_size):
         return Refusal(
@@ -302,10 +314,6 @@ def _refused_sizes(profile: Profile, shape: ServerShape) -> Refusal | None:
 
 def _is_partition(partition: tuple[int, ...], layers: int, pp_size: int) -> bool:
     return len(partition) == pp_size and min(partition) >= 1 and sum(partition) == layers
-
-
-def _even(layers: int, shape: ServerShape) -> tuple[int, ...]:
-    return stage_layers(layers, replace(shape, pp_layer_partition=None))
 
 
 def _refused_backend(profile: Profile, shape: ServerShape) -> Refusal | None:

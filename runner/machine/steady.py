@@ -24,7 +24,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from runner.machine.hardware import Profile
+from runner.machine.hardware import REQUEST_S, Profile
 from runner.machine.occupancy import Counts, occupancy
 from runner.machine.shape import ServerShape, resolve, slots
 from runner.machine.stage import StageModel
@@ -34,8 +34,6 @@ LIVES = 2.5  # lifetimes after which a closed loop is looked at
 WIDTH = math.sqrt(12.0)  # width of a uniform law in standard deviations
 TAIL_SHARE = 0.15  # of a burst, to stand for what is left of it while the uneven ones end
 POLLING_SHARE = 0.5  # of a stage's idle time in which its receiving kernel already waits
-REQUEST_S = 1e-3  # from the client to the scheduler
-NO_CHUNKS = 1 << 30
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +119,7 @@ class SteadyModel:
         self._stages = StageModel(profile, shape)
         self._slots = slots(shape)
         self._ranks = shape.pp_size
-        chunk = self._resolved.chunked_prefill_size
-        self._chunk_tokens = chunk if chunk > 0 else NO_CHUNKS
+        self._chunk_tokens = self._resolved.chunk_tokens
         self._decodes: dict[tuple[float, float], _Visit] = {}
 
     def state(self, cap: int | None, load: SteadyLoad) -> SteadyState:

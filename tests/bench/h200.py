@@ -17,8 +17,8 @@ from itertools import pairwise
 from pathlib import Path
 from statistics import fmean
 
-from runner.engines.virtual_load import REQUEST_S, SEND_GAP_S
-from runner.machine.hardware import Noise, Profile
+from runner.engines.virtual_load import SEND_GAP_S
+from runner.machine.hardware import REQUEST_S, Noise, Profile
 from runner.machine.profile import load_profile
 from runner.machine.shape import ServerShape, start_phases
 from runner.pipeline import Pipeline, PipelineRequest

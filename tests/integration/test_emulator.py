@@ -18,7 +18,7 @@ from runner.clock import Clock
 from runner.engines.emulator.gpu import EmulatedGpus
 from runner.engines.sglang.flags import internal_states, resolved_params
 from runner.machine.profile import FOLDER
-from tests.emulated_server import EmulatedProcess, emulated_server, generate_body
+from tests.emulated_server import EmulatedProcess, emulated_server, generate_body, leave_idle
 
 SCALE = 1000.0
 PP2 = (
@@ -41,9 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedProcess
 def _idle(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "server" in request.fixturenames:
-        server: EmulatedProcess = request.getfixturevalue("server")
-        server.post("/abort_request", {"abort_all": True})
-        assert server.get("/flush_cache?timeout=100").status_code == 200
+        leave_idle(request.getfixturevalue("server"))
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:

@@ -16,7 +16,7 @@ import requests
 from runner.clock import Clock
 from runner.engines.emulator.gpu import EmulatedGpus
 from runner.engines.sglang.logs import shows_death
-from tests.emulated_server import EmulatedProcess, emulated_server
+from tests.emulated_server import EmulatedProcess, emulated_server, leave_idle
 
 FLAGS = (
     *("--time-scale", "1000", "--pp-size", "2", "--pp-async-batch-depth", "2"),
@@ -37,10 +37,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedProcess
 def _idle(request: pytest.FixtureRequest) -> Iterator[None]:
     yield
     if "server" in request.fixturenames:
-        server: EmulatedProcess = request.getfixturevalue("server")
-        server.post("/continue_generation", {})
-        server.post("/abort_request", {"abort_all": True})
-        assert server.get("/flush_cache?timeout=100").status_code == 200
+        leave_idle(request.getfixturevalue("server"))
 
 
 def counts(documents: list[dict[str, Any]]) -> list[int]:

@@ -73,7 +73,6 @@ class Reply:
     def fail(self, event: bytes, now_s: float) -> None:
         """End a stream with an event that tells of an error."""
         self.times.last_token_s = now_s
-        self.finish = ABORTED
         self._exchange.fail(event)
         self._close(ABORTED)
 
@@ -83,11 +82,11 @@ class Reply:
         )
 
     def _end(self, finish: Finish) -> None:
-        self.finish = finish
         if self._exchange.is_stream:
             self._exchange.send(frame(self._answer.event(self.tokens, finish)))
         self._close(finish)
 
     def _close(self, finish: Finish) -> None:
+        self.finish = finish
         self._exchange.end_part(self._index, Part(self.tokens, finish))
         self._on_end(self)

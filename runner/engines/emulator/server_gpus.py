@@ -75,12 +75,10 @@ class ServerGpus:
         interval_s = max(clock.wall_duration_s(PUBLISH_INTERVAL_S), MIN_PUBLISH_INTERVAL_S)
         while True:
             now_s = clock.now_s()
-            activities = [
-                (activity, time_s)
-                for serving in servings
-                for time_s in (serving.pace.to_pipeline(now_s),)
-                for activity in serving.pipeline.gpu_activity(time_s)
-            ]
+            activities = []
+            for serving in servings:
+                time_s = serving.pace.to_pipeline(now_s)
+                activities += [(gpu, time_s) for gpu in serving.pipeline.gpu_activity(time_s)]
             for writer, (activity, time_s) in zip(self._writers, activities, strict=True):
                 writer.publish(activity, time_s - ready_s)
             await asyncio.sleep(interval_s)

@@ -18,6 +18,7 @@ from runner.machine.shape import (
     ServerShape,
     StartPhases,
     graph_sizes,
+    highest_live_cap,
     partition_of,
     resolve,
     start_phases,
@@ -65,7 +66,7 @@ class ServerSetup:
     @property
     def highest_cap(self) -> int:
         """Up to where the micro-batch cap can be set live."""
-        return self.resolved.max_running_requests // self.shape.pp_size
+        return highest_live_cap(self.resolved, self.shape)
 
     @property
     def graph_label(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from runner.machine.shape import PARTITION, PARTITION_VARIABLE
 from runner.trial import Params, ParamValue
 
 RESOLVED_NAMES = (
@@ -27,7 +28,7 @@ RESOLVED_NAMES = (
 )
 """What `resolved_params` always reports, as far as the server tells it."""
 
-VARIABLES = {"pp_layer_partition": "SGLANG_PP_LAYER_PARTITION"}
+VARIABLES = {PARTITION: PARTITION_VARIABLE}
 """Parameters that SGLang reads from its environment."""
 
 _RENAMED = {"cuda_graph_max_bs": "cuda-graph-max-bs-decode"}
