@@ -3,21 +3,45 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 from runner.settings import StudySettings
-from runner.trial import LoadPlan, LoadProtocol
+from runner.trial import LoadPlan, LoadProtocol, TrialLengths
 
 WARMUP = "warmup"
 
 
-def rung_plans(settings: StudySettings, number: int) -> tuple[LoadPlan, ...]:
+def lengths_of(settings: StudySettings, repeat_of: int | None) -> TrialLengths:
+    """Whose lengths a trial has: re-measurements confirm the finalists at the user's own.
+
+    Where the search has the user's lengths anyway, or nothing is to be confirmed, there is one law.
+    """
+    is_confirming = settings.search.output_tokens is not None and settings.measure.finalists > 0
+    is_own = is_confirming and repeat_of is not None
+    return TrialLengths.WORKLOAD if is_own else TrialLengths.SEARCH
+
+
+def at_lengths(settings: StudySettings, lengths: TrialLengths) -> StudySettings:
+    """The study as if all of it were measured at these lengths."""
+    law = settings.search.output_tokens
+    if law is None:
+        return settings
+    search, work = replace(settings.search, output_tokens=None), settings.workload
+    if lengths is TrialLengths.SEARCH:
+        work = replace(work, output_tokens=law)
+    return replace(settings, search=search, workload=work)
+
+
+def rung_plans(
+    settings: StudySettings, number: int, lengths: TrialLengths = TrialLengths.SEARCH
+) -> tuple[LoadPlan, ...]:
     """The rungs of a trial in measured order.
 
     The rungs of the objectives come first, so that a losing setting can be stopped after them;
     the others follow from the highest down. Seeds differ by trial, so a repeat sees fresh noise.
     """
     return tuple(
-        _plan(settings, number, f"rung-{position}", level)
+        _plan(at_lengths(settings, lengths), number, f"rung-{position}", level)
         for position, level in enumerate(levels(settings))
     )
 
@@ -32,9 +56,12 @@ def levels(settings: StudySettings) -> tuple[float, ...]:
     return (*dict.fromkeys(first), *others)
 
 
-def warmup_plan(settings: StudySettings, number: int) -> LoadPlan:
+def warmup_plan(
+    settings: StudySettings, number: int, lengths: TrialLengths = TrialLengths.SEARCH
+) -> LoadPlan:
     """The warm-up of a trial: the highest rung's streams, one request each, prompts of its own."""
-    return _plan(settings, number, WARMUP, max(r.concurrency for r in rung_plans(settings, number)))
+    highest = max(rung.concurrency for rung in rung_plans(settings, number))
+    return _plan(at_lengths(settings, lengths), number, WARMUP, highest)
 
 
 def _plan(settings: StudySettings, number: int, phase: str, level: float) -> LoadPlan:
@@ -54,6 +81,7 @@ def _plan(settings: StudySettings, number: int, phase: str, level: float) -> Loa
         min_window_s=measure.min_window_s,
         max_window_s=measure.max_window_s,
         is_warmup=is_warmup,
+        arrivals=work.arrivals,
     )
 
 

@@ -39,6 +39,20 @@ class LoadProtocol(StrEnum):
     OPEN_LOOP = "open_loop"
 
 
+class Arrivals(StrEnum):
+    """How the requests of an open loop are spaced: exponential gaps, or equal ones."""
+
+    POISSON = "poisson"
+    CONSTANT = "constant"
+
+
+class TrialLengths(StrEnum):
+    """Whose lengths the replies of a trial have: those of the search, or the user's own."""
+
+    SEARCH = "search"
+    WORKLOAD = "workload"
+
+
 class Outcome(StrEnum):
     """How a trial ended."""
 
@@ -74,13 +88,15 @@ class Lengths:
     """A law of token counts: `kind` is fixed, uniform, normal or recorded.
 
     fixed: a; uniform: integers a..b inclusive; normal: mean a, standard deviation b, at least 1;
-    recorded: drawn from `values`.
+    recorded: drawn from `values`. Two `paired` laws of one plan are the columns of one record: a
+    request takes both counts from the same row.
     """
 
     kind: str
     a: float = 0.0
     b: float = 0.0
     values: tuple[int, ...] = ()
+    paired: bool = False
 
     @classmethod
     def fixed(cls, tokens: int) -> Lengths:
@@ -93,7 +109,7 @@ class LoadPlan:
     """One phase of load on running servers.
 
     `concurrency` is the trial's total over all replicas, dealt round-robin. `rate` (requests/s)
-    is used by open_loop only. The load ends by the rule of measure/window.py: not before
+    and `arrivals` are used by open_loop only. The load ends by the rule of measure/window.py: not before
     `min_window_s` of steady state, not after `max_window_s`; a warm-up (`is_warmup`) ends when
     every stream has finished one request. Prompts derive from `seed` and `phase` alone, so no two
     phases share a prompt (but for the `shared_prefix` share of each prompt).
@@ -111,6 +127,7 @@ class LoadPlan:
     min_window_s: float = 10.0
     max_window_s: float = 120.0
     is_warmup: bool = False
+    arrivals: Arrivals = Arrivals.POISSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +135,8 @@ class RequestRecord:
     """One request as the client saw it; times are readings of the study's clock.
 
     `token_s` has one entry per output token counted by the server's usage field, the time the
-    bytes that carried it were read from the socket. `output_tokens` is len(token_s).
+    bytes that carried it were read from the socket. `output_tokens` is len(token_s). `due_s` is
+    when an open loop was to send it, None for the other protocols.
     """
 
     request_id: str
@@ -133,6 +151,7 @@ class RequestRecord:
     cached_tokens: int
     status: RequestStatus
     error: str | None = None
+    due_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +219,7 @@ class TrialSpec:
 
     `params` is the point of the search space (or the baseline as the user wrote it); `live` are
     the parameters to set on the running servers. `first_rung` > 0 continues a half-measured
-    trial. `first_rung` > 0 continues a half-measured trial.
+    trial. `lengths` says which law of output tokens the rungs have.
     """
 
     number: int
@@ -213,6 +232,7 @@ class TrialSpec:
     first_rung: int = 0
     retry_of: int | None = None
     repeat_of: int | None = None
+    lengths: TrialLengths = TrialLengths.SEARCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,7 +325,10 @@ class GpuEnergy:
 
 @dataclass(frozen=True, slots=True)
 class RungResult:
-    """One judged rung. Definitions: measure/metrics.py."""
+    """One judged rung. Definitions: measure/metrics.py.
+
+    `reasons` say why it is not valid, `notes` what else a user should know of it.
+    """
 
     position: int
     concurrency: int
@@ -330,6 +353,10 @@ class RungResult:
     tokens_per_joule: float | None
     joules_per_request: float | None
     gpus: tuple[GpuEnergy, ...] = ()
+    slo_attainment: float | None = None
+    slo_attainment_low: float | None = None
+    slo_attainment_high: float | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,3 +380,4 @@ class TrialResult:
     log_path: str | None = None
     timing_s: Mapping[str, float] = field(default_factory=dict)
     schema_version: int = 1
+    lengths: TrialLengths = TrialLengths.SEARCH

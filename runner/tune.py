@@ -122,16 +122,19 @@ def measure(study: Study, proposal: Proposal) -> TrialResult:
         spec_hash=proposal.spec_hash,
         retry_of=proposal.retry_of,
         repeat_of=proposal.repeat_of,
+        lengths=proposal.lengths,
     )
     keeper = RungKeeper(
         settings=study.settings,
-        plans=rung_plans(study.settings, proposal.number),
+        plans=rung_plans(study.settings, proposal.number, proposal.lengths),
         keep=partial(study.store.write_rung, proposal.number),
         should_stop=partial(report_rung, study, proposal.number),
         on_judged=partial(judged, study, proposal.number),
     )
     study.view.handle(
-        TrialStarted(proposal.number, proposal.name, proposal.params, proposal.repeat_of)
+        TrialStarted(
+            proposal.number, proposal.name, proposal.params, proposal.repeat_of, proposal.lengths
+        )
     )
     plan = launch_plan(study, proposal)
     if isinstance(plan, Failure):
@@ -178,12 +181,13 @@ def trial_spec(study: Study, proposal: Proposal, plan: LaunchPlan) -> TrialSpec:
         number=proposal.number,
         params=proposal.params,
         live=plan.live,
-        rungs=rung_plans(study.settings, proposal.number),
-        warmup=warmup_plan(study.settings, proposal.number),
+        rungs=rung_plans(study.settings, proposal.number, proposal.lengths),
+        warmup=warmup_plan(study.settings, proposal.number, proposal.lengths),
         spec_hash=proposal.spec_hash,
         name=proposal.name,
         retry_of=proposal.retry_of,
         repeat_of=proposal.repeat_of,
+        lengths=proposal.lengths,
     )
 
 

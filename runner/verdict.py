@@ -17,6 +17,7 @@ from runner.trial import (
     RungRecord,
     RungResult,
     Stage,
+    TrialLengths,
     TrialResult,
 )
 
@@ -31,6 +32,7 @@ class TrialIdentity:
     spec_hash: str
     retry_of: int | None
     repeat_of: int | None
+    lengths: TrialLengths = TrialLengths.SEARCH
 
 
 @dataclass(slots=True)
@@ -111,6 +113,7 @@ def conclude(
         rungs=tuple(keeper.rungs),
         log_path=log_path,
         timing_s={"measured": sum(rung.window_s for rung in keeper.rungs)},
+        lengths=identity.lengths,
     )
 
 

@@ -43,6 +43,7 @@ LAYERS = (
     "settings",
     "expression",
     "label",
+    "lengths",
     "trial",
     "clock",
     "errors",

@@ -1,0 +1,55 @@
+"""Laws of token counts: their mean, the same law at another mean, and their words. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from runner.trial import Lengths
+
+
+def mean_tokens(lengths: Lengths) -> float:
+    """The mean of a law as it is written; that of a wide normal one is a little more when drawn."""
+    match lengths.kind:
+        case "uniform":
+            return (lengths.a + lengths.b) / 2
+        case "recorded":
+            return sum(lengths.values) / max(len(lengths.values), 1)
+        case _:
+            return lengths.a
+
+
+def scaled(lengths: Lengths, mean: float) -> Lengths:
+    """The law with another mean and the same shape: every count times one factor, at least 1."""
+    factor = mean / mean_tokens(lengths)
+    match lengths.kind:
+        case "normal":
+            return replace(lengths, a=lengths.a * factor, b=lengths.b * factor)
+        case "recorded":
+            return replace(lengths, values=tuple(_times(value, factor) for value in lengths.values))
+        case "uniform":
+            return replace(lengths, a=_times(lengths.a, factor), b=_times(lengths.b, factor))
+        case _:
+            return replace(lengths, a=_times(lengths.a, factor))
+
+
+def law_words(lengths: Lengths) -> str:
+    """For example `1,300 - 3,000 tokens`; a range means that all counts are equally likely."""
+    match lengths.kind:
+        case "fixed":
+            return "1 token" if lengths.a == 1 else f"{_number(lengths.a)} tokens"
+        case "uniform":
+            return f"{_number(lengths.a)} - {_number(lengths.b)} tokens"
+        case "normal":
+            return f"{_number(lengths.a)} tokens normal, deviation {_number(lengths.b)}"
+        case _:
+            pairs = " in pairs" if lengths.paired else ""
+            mean = _number(mean_tokens(lengths))
+            return f"{mean} tokens on average, {_number(len(lengths.values))} recorded{pairs}"
+
+
+def _times(tokens: float, factor: float) -> int:
+    return max(round(tokens * factor), 1)
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 or value == round(value) else f"{value:.4g}"  # noqa: PLR2004
