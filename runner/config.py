@@ -157,7 +157,10 @@ def _dump_lengths(lengths: Lengths) -> object:
         case "fixed":
             return int(lengths.a)
         case "recorded":
-            return {"recorded": list(lengths.values), **({"paired": True} if lengths.paired else {})}
+            return {
+                "recorded": list(lengths.values),
+                **({"paired": True} if lengths.paired else {}),
+            }
         case kind:
             return {kind: [lengths.a, lengths.b]}
 

@@ -40,7 +40,7 @@ class LoadProtocol(StrEnum):
 
 
 class Arrivals(StrEnum):
-    """How the requests of an open loop are spaced: exponential gaps, or equal ones."""
+    """How the requests of an open loop follow each other."""
 
     POISSON = "poisson"
     CONSTANT = "constant"
@@ -109,7 +109,7 @@ class LoadPlan:
     """One phase of load on running servers.
 
     `concurrency` is the trial's total over all replicas, dealt round-robin. `rate` (requests/s)
-    and `arrivals` are used by open_loop only. The load ends by the rule of measure/window.py: not before
+    is used by open_loop only. The load ends by the rule of measure/window.py: not before
     `min_window_s` of steady state, not after `max_window_s`; a warm-up (`is_warmup`) ends when
     every stream has finished one request. Prompts derive from `seed` and `phase` alone, so no two
     phases share a prompt (but for the `shared_prefix` share of each prompt).

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from runner.measure.attainment import excess_s
 from runner.measure.metrics import judge_rung, metric_value
 from runner.plans import levels
 from runner.settings import StudySettings
@@ -132,18 +133,14 @@ def objective_values(
 
 
 def slo_constraints(settings: StudySettings, rungs: Sequence[RungResult]) -> tuple[float, ...]:
-    """Each limit's excess in seconds at the first objective's rung; <= 0 is kept.
-
-    A limit whose latency was not measured counts as missed by the limit itself.
-    """
+    """Each limit's excess in seconds at the first objective's rung; <= 0 is kept."""
     rung = _rung_at(settings, rungs, settings.objectives[0].concurrency)
     if rung is None:
         return ()
-    excess = []
-    for limit in settings.slo:
-        value = metric_value(rung, f"{limit.metric}.{limit.percentile}")
-        excess.append(limit.limit_s if value is None else value - limit.limit_s)
-    return tuple(excess)
+    return tuple(
+        excess_s(metric_value(rung, f"{limit.metric}.{limit.percentile}"), limit.limit_s)
+        for limit in settings.slo
+    )
 
 
 def _outcome(

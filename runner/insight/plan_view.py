@@ -22,7 +22,7 @@ from runner.insight.forecast_view import (
     show,
 )
 from runner.insight.live import duration_words
-from runner.insight.summary import format_number
+from runner.insight.words import format_number
 from runner.label import setting_label
 from runner.launch import CAP, as_int
 from runner.settings import Direction, StudySettings

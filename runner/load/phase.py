@@ -141,7 +141,7 @@ class Phase:
             await self._request(place)
 
     async def _arrive(self, started_s: float) -> None:
-        """Poisson arrivals; every shard walks through all arrivals and sends its own."""
+        """Arrivals at their times; every shard walks through all of them and sends its own."""
         if self._plan.rate is None or self._plan.rate <= 0:
             raise ValueError("an open loop needs a rate above 0")
         due_s, arrival = started_s, 0
@@ -151,7 +151,7 @@ class Phase:
                 wait_s = self._clock.wall_duration_s(due_s - self._clock.now_s())
                 await asyncio.sleep(max(wait_s, 0.0))
                 place = arrival % len(self._targets)
-                self._spawn(self._request(place))
+                self._spawn(self._request(place, due_s))
                 if self._pools[place].idle < SPARE_CONNECTIONS // 2:
                     self._spawn(self._refill(place))
             arrival += 1
@@ -162,10 +162,11 @@ class Phase:
         except OSError:
             return  # the next request meets the same error, and it counts there
 
-    async def _request(self, place: int) -> None:
-        """Send one request to a target and record how it ended."""
+    async def _request(self, place: int, due_s: float | None = None) -> None:
+        """Send one request to a target and record how it ended; `due_s`: of an open loop."""
         target, pool = self._targets[place], self._pools[place]
         request, body = self._stock.take()
+        request = request if due_s is None else replace(request, due_s=due_s)
         reply = Reply(self._totals)
         try:
             connection = await pool.take()
@@ -219,6 +220,7 @@ class Phase:
                 cached_tokens=cached_tokens,
                 status=status,
                 error=reply.error if status is RequestStatus.FAILED else None,
+                due_s=request.due_s,
             )
         )
 

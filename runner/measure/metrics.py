@@ -9,6 +9,9 @@ total_throughput      the same plus the prompt tokens of requests whose first to
 request_throughput    requests that ended OK in the window / window_s
 goodput               of those, the ones that meet every limit of `slo` themselves / window_s; the
                       percentile of a limit does not matter here (as in aiperf); None without limits
+slo_attainment        the share of the requests that ended in the window which meet every limit
+                      themselves; a failed one misses them. With its 95 % interval, _low and _high
+                      (measure/attainment.py); None without limits or when no request ended
 achieved_concurrency  requests in flight (sent, not ended), averaged over the window (Little's law;
                       sglang's bench calls sum(e2e) / duration `concurrency`)
 requests, errors      requests that ended OK in the window; requests that failed in the whole load
@@ -38,8 +41,9 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from runner.errors import ConfigError
+from runner.measure.attainment import attainment
 from runner.measure.power import energy_over
-from runner.measure.validity import find_reasons
+from runner.measure.validity import find_notes, find_reasons
 from runner.measure.window import rate_halfwidth
 from runner.settings import SloLimit
 from runner.trial import (
@@ -84,6 +88,7 @@ def judge_rung(
     achieved = _per_second(sum(_overlap_s(r, window) for r in load.records), window)
     energy_j = _total([gpu.energy_j for gpu in gpus])
     reasons = find_reasons(rung, plan, achieved, gpus)
+    attained = attainment(counts.good_requests, counts.requests + counts.failed) if slo else None
     return RungResult(
         position=rung.position,
         concurrency=rung.concurrency,
@@ -108,6 +113,10 @@ def judge_rung(
         tokens_per_joule=_ratio(counts.output_tokens, energy_j),
         joules_per_request=_ratio(energy_j, counts.requests),
         gpus=gpus,
+        slo_attainment=None if attained is None else attained.share,
+        slo_attainment_low=None if attained is None else attained.low,
+        slo_attainment_high=None if attained is None else attained.high,
+        notes=find_notes(rung, plan),
     )
 
 
@@ -169,6 +178,7 @@ class _Counts:
     prompt_tokens: int
     requests: int
     good_requests: int
+    failed: int
 
 
 def _count(load: LoadRun, window: Span, slo: Sequence[SloLimit]) -> _Counts:
@@ -179,6 +189,10 @@ def _count(load: LoadRun, window: Span, slo: Sequence[SloLimit]) -> _Counts:
         prompt_tokens=sum(r.prompt_tokens for r in served if _is_in(r.first_token_s, window)),
         requests=len(ended),
         good_requests=sum(all(_meets(record, limit) for limit in slo) for record in ended),
+        failed=sum(
+            record.status is RequestStatus.FAILED and _is_in(record.end_s, window)
+            for record in load.records
+        ),
     )
 
 

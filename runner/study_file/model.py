@@ -157,9 +157,7 @@ class WorkloadSection(Section):
     rate: list[Annotated[float, Field(gt=0, le=100_000)]] | None = Field(
         None, min_length=1, max_length=100, description="a list of 1 to 100 numbers above 0"
     )
-    arrivals: Literal["poisson", "constant"] | None = Field(
-        None, description="poisson or constant"
-    )
+    arrivals: Literal["poisson", "constant"] | None = Field(None, description="poisson or constant")
     shared_prefix: float = Field(
         0.0, ge=0, lt=1, description="a number from 0 to below 1: the share of a prompt"
     )
