@@ -44,12 +44,14 @@ class _Spent:
 def study_cost(
     settings: StudySettings,
     estimator: Estimator,
+    confirming: Estimator,
     runnable: Sequence[PlannedSetting],
     baselines: Sequence[PlannedSetting],
 ) -> Cost:
     """The expected cost; settings of the search are taken to be drawn evenly from `runnable`.
 
-    Consecutive trials share a launch where they need the same; a re-measurement has its own.
+    `estimator` has the lengths of the search, `confirming` those of re-measurements. Consecutive
+    trials share a launch where they need the same; a re-measurement has its own.
     """
     search = settings.search
     searched = min(max(search.trials - len(baselines), 0), len(runnable))
@@ -60,15 +62,18 @@ def study_cost(
     launches = own + (math.ceil(1 + (searched - 1) * (1 - shared)) if searched else 0)
     step = max(1, len(runnable) // MOST_COSTED)
     sample = [*runnable[::step], *baselines]
-    trials = len(baselines) + searched + remeasured
+    trials = len(baselines) + searched
     if not sample:
         return Cost(0, 0, 0, 0.0, 0.0)
     measured = [_trial(settings, estimator, planned) for planned in sample]
+    confirmed = [_trial(settings, confirming, planned) for planned in sample]
     started = [_start(estimator, planned) for planned in sample]
     time_s = launches * _mean_s(started) + trials * _mean_s(measured)
+    time_s += remeasured * _mean_s(confirmed)
     energy_j = launches * _mean_j(started) + trials * _mean_j(measured)
+    energy_j += remeasured * _mean_j(confirmed)
     time_s /= settings.engine.time_scale
-    whole = Cost(len(baselines) + searched, remeasured, launches, time_s, energy_j)
+    whole = Cost(trials, remeasured, launches, time_s, energy_j)
     return _within_budgets(settings, whole)
 
 

@@ -208,7 +208,7 @@ class Session:
             return None
         value = format_value(best.values[0], self.settings.objectives[0])
         if at := lengths_words(ranking.lengths, self.settings):
-            value += f" {at}"
+            value += f", {at}"
         label = f" {setting_label(best.params)}" if with_setting else ""
         return f"#{best.number}{label} {value}"
 

@@ -54,7 +54,7 @@ def best_words(results: Sequence[TrialResult], settings: StudySettings) -> str |
         return None
     value = format_value(best.values[0], settings.objectives[0])
     if at := lengths_words(ranking.lengths, settings):
-        value += f" {at}"
+        value += f", {at}"
     return f"#{best.number} {setting_label(best.params)}, {value}"
 
 

@@ -362,7 +362,7 @@ def test_time_and_energy_follow_the_trials() -> None:
         settings = replace(STUDY, search=search, engine=engine)
         settings = replace(settings, measure=replace(STUDY.measure, repeats=0))
         runnable = [replace(setting) for _ in range(9)]
-        found = study_cost(settings, estimator, runnable, [])
+        found = study_cost(settings, estimator, estimator, runnable, [])
         return found.time_s, found.energy_j
 
     one_s, one_j = cost(1, 1.0)
