@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from runner.load.client import Target
 from runner.load.generator import LoadGenerator, LoadProgress, merge_runs
 from runner.measure.metrics import judge_rung
 from runner.trial import (
+    Arrivals,
     Lengths,
     LoadPlan,
     LoadProtocol,
@@ -405,3 +407,22 @@ def test_a_captured_reply_is_read_from_the_wire() -> None:
     for record in run.records:
         assert (record.status, record.error) == (RequestStatus.OK, None)
         assert (record.output_tokens, record.prompt_tokens, record.cached_tokens) == (12, 16, 0)
+
+
+def test_constant_arrivals_are_due_at_equal_gaps_and_say_so() -> None:
+    plan = replace(
+        BURST,
+        protocol=LoadProtocol.OPEN_LOOP,
+        arrivals=Arrivals.CONSTANT,
+        rate=20.0,
+        min_window_s=1.0,
+        max_window_s=4.0,
+    )
+    with ScriptedServer() as server:
+        run = drive(plan, server)
+    due_s = [record.due_s for record in run.records if record.due_s is not None]
+    assert len(due_s) == len(run.records)
+    gaps_s = {round(b - a, 6) for a, b in pairwise(due_s)}
+    assert gaps_s == {0.05}
+    # A timer may fire a little before its time.
+    assert all(r.send_s > due - 0.005 for r, due in zip(run.records, due_s, strict=True))
