@@ -3,26 +3,42 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import create_autospec
 
 import optuna
 import pytest
 from mlflow import MlflowClient
 
-from tests.driving import Home, kill, wait_for
-from tests.studies import DEMO
+from runner.cluster.inline import InlineExecutor
+from runner.config import dump, parse_study
+from runner.errors import Interrupted
+from runner.held_launch import HeldLaunch
+from runner.insight.live import Event, TrialDone
+from runner.record.background import BackgroundTracker
+from runner.record.store import StudyStore
+from runner.search.study import Search
+from runner.trial import TrialLengths, TrialResult
+from runner.tune import Study, tune
+from tests.driving import Home
+from tests.search_samples import empty_database
+from tests.studies import CPU
 
 STUDY: dict[str, Any] = {
-    **DEMO,
+    **CPU,
     "name": "two",
+    "engine": {"kind": "simulated", "profile": "cpu-blocking-pp2"},
     "workload": {
-        "prompt_tokens": 64,
+        "prompt_tokens": 16,
         "output_tokens": {"uniform": [24, 40]},
-        "concurrency": [1, 32],
+        "concurrency": [1, 4],
     },
     "search": {"trials": 4, "seed": 0, "output_tokens": 8},
     "slo": {"tpot_s": {"p99": 5.0}},
+    "measure": {"precision": 0.2, "min_window_s": 2, "max_window_s": 8, "finalists": 1},
 }
 
 
@@ -70,10 +86,6 @@ def test_the_report_ranks_by_the_users_lengths_and_tells_both(finished: Home) ->
     assert {rung["slo_attainment"] for rung in rungs} == {1.0}
 
 
-def test_status_and_progress_say_whose_lengths_they_mean(finished: Home) -> None:
-    assert "tokens/s at C=32, at your lengths" in finished.run("status", "two").stdout
-
-
 def test_mlflow_and_optuna_know_the_lengths_of_each_trial(finished: Home) -> None:
     results = finished.results()
     lengths = [r["lengths"] for r in results]
@@ -97,22 +109,44 @@ def test_other_lengths_of_the_search_are_another_study(finished: Home) -> None:
     assert "search.output_tokens: 8 -> 9" in refused.stderr
 
 
-def exact(home: Home) -> list[dict[str, Any]]:
-    """What the same seed must give, bit for bit: every result, but which launch it ran on."""
-    return [{**result, "launch": None} for result in home.results()]
+@dataclass
+class Watch:
+    """A view that stops the session once a trial is done."""
+
+    last: int
+
+    def handle(self, event: Event) -> None:
+        if isinstance(event, TrialDone) and event.result.number == self.last:
+            raise Interrupted("as the test wants it")
+
+    def close(self) -> None:
+        pass
 
 
-def test_a_study_killed_before_its_finalists_are_confirmed_ends_the_same(
-    finished: Home, tmp_path: Path
-) -> None:
-    first = next(r["number"] for r in finished.results() if r["repeat_of"] is not None)
-    home = Home(tmp_path, STUDY)
-    driver = home.start()
-    folder = home.study_folder / "trials"
-    wait_for((folder / f"{first - 1:04d}" / "result.json").exists, "the last searched trial")
-    kill(driver)
+def session(folder: Path, last: int = -1) -> list[TrialResult]:
+    """One session of the study in this process, without MLflow; its results, launches aside."""
+    settings = parse_study(STUDY)
+    store, view = StudyStore(folder, settings.name), Watch(last)
+    with store.lock():
+        store.create(dump(settings), {})
+        database = store.folder / "optuna.db"
+        if not database.exists():
+            database.write_bytes(empty_database())
+        search = Search(settings, store.optuna_url)
+        folders = (store.machine_folder, store.leases_folder)
+        launches = HeldLaunch(lambda: InlineExecutor(settings, *folders), store, view)
+        tracker = create_autospec(BackgroundTracker, instance=True)
+        with closing(search), closing(launches), suppress(Interrupted):
+            tune(Study(settings, store, search, tracker, launches, view))
+    return [replace(result, launch=None) for result in store.results()]
 
-    done = home.tune()
 
-    assert done.returncode == 0, done.stderr
-    assert exact(home) == exact(finished)
+def test_a_study_cut_off_before_its_finalists_are_confirmed_ends_the_same(tmp_path: Path) -> None:
+    whole = session(tmp_path / "whole")
+    again = [r.number for r in whole if r.lengths is TrialLengths.WORKLOAD]
+    assert again == list(range(4, len(whole)))
+
+    for last in (again[0] - 1, again[0]):
+        folder = tmp_path / f"cut-{last}"
+        assert session(folder, last) == whole[: last + 1]
+        assert session(folder) == whole
