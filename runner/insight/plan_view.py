@@ -80,6 +80,9 @@ def _own_lengths(plan: StudyPlan, own: OwnLengths) -> Iterator[Text]:
     if plan.settings.measure.finalists:
         words += f"; finalists and baselines are measured again at your {law_words(own.own)}"
     yield Text(f"{words}.", style="dim")
+    if any(limit.metric == "e2e_s" for limit in plan.settings.slo):
+        words = "Limits on e2e_s are easier to keep with the replies of the search."
+        yield Text(words, style="yellow")
     if own.leader is not None:
         label = setting_label(own.leader.params)
         yield Text(
