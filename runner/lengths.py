@@ -7,7 +7,7 @@ from dataclasses import replace
 from runner.trial import Lengths
 
 
-def mean_tokens(lengths: Lengths) -> float:
+def written_mean(lengths: Lengths) -> float:
     """The mean of a law as it is written; that of a wide normal one is a little more when drawn."""
     match lengths.kind:
         case "uniform":
@@ -20,7 +20,7 @@ def mean_tokens(lengths: Lengths) -> float:
 
 def scaled(lengths: Lengths, mean: float) -> Lengths:
     """The law with another mean and the same shape: every count times one factor, at least 1."""
-    factor = mean / mean_tokens(lengths)
+    factor = mean / written_mean(lengths)
     match lengths.kind:
         case "normal":
             return replace(lengths, a=lengths.a * factor, b=lengths.b * factor)
@@ -43,7 +43,7 @@ def law_words(lengths: Lengths) -> str:
             return f"{_number(lengths.a)} tokens normal, deviation {_number(lengths.b)}"
         case _:
             pairs = " in pairs" if lengths.paired else ""
-            mean = _number(mean_tokens(lengths))
+            mean = _number(written_mean(lengths))
             return f"{mean} tokens on average, {_number(len(lengths.values))} recorded{pairs}"
 
 

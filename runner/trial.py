@@ -5,9 +5,8 @@ Standard library only; frozen; no I/O. Any module may import this one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Protocol, TypeAlias
 
 from runner.errors import (
@@ -18,69 +17,30 @@ from runner.errors import (
     RunnerError,
     ServerFailed,
 )
+from runner.kinds import (
+    Arrivals,
+    EngineKind,
+    LoadProtocol,
+    LoadStart,
+    Outcome,
+    RequestStatus,
+    Stage,
+    TrialLengths,
+)
+
+__all__ = [  # words of kinds.py that belong to these: everyone finds them here
+    "Arrivals",
+    "EngineKind",
+    "LoadProtocol",
+    "LoadStart",
+    "Outcome",
+    "RequestStatus",
+    "Stage",
+    "TrialLengths",
+]
 
 ParamValue: TypeAlias = bool | int | float | str
 Params: TypeAlias = Mapping[str, ParamValue]
-
-
-class EngineKind(StrEnum):
-    """What is measured: the model, emulated servers, real ones."""
-
-    SIMULATED = "simulated"
-    EMULATED = "emulated"
-    SGLANG = "sglang"
-
-
-class LoadProtocol(StrEnum):
-    """How requests arrive."""
-
-    CLOSED_LOOP = "closed_loop"
-    BURST = "burst"
-    OPEN_LOOP = "open_loop"
-
-
-class Arrivals(StrEnum):
-    """How the requests of an open loop follow each other."""
-
-    POISSON = "poisson"
-    CONSTANT = "constant"
-
-
-class TrialLengths(StrEnum):
-    """Whose lengths the replies of a trial have: those of the search, or the user's own."""
-
-    SEARCH = "search"
-    WORKLOAD = "workload"
-
-
-class Outcome(StrEnum):
-    """How a trial ended."""
-
-    COMPLETE = "complete"
-    PRUNED = "pruned"
-    INFEASIBLE = "infeasible"
-    FAILED = "failed"
-    INVALID = "invalid"
-    LOST = "lost"
-
-
-class Stage(StrEnum):
-    """Where in its life a trial is, or ended."""
-
-    PLACE = "place"
-    START = "start"
-    LIVE = "live"
-    WARMUP = "warmup"
-    MEASURE = "measure"
-    JUDGE = "judge"
-
-
-class RequestStatus(StrEnum):
-    """How one request ended."""
-
-    OK = "ok"
-    CUT = "cut"  # still running when the load was stopped on purpose; not an error
-    FAILED = "failed"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,9 +70,15 @@ class LoadPlan:
 
     `concurrency` is the trial's total over all replicas, dealt round-robin. `rate` (requests/s)
     is used by open_loop only. The load ends by the rule of measure/window.py: not before
-    `min_window_s` of steady state, not after `max_window_s`; a warm-up (`is_warmup`) ends when
-    every stream has finished one request. Prompts derive from `seed` and `phase` alone, so no two
-    phases share a prompt (but for the `shared_prefix` share of each prompt).
+    `min_window_s` of steady state, not after `max_window_s` of it; a warm-up (`is_warmup`) ends
+    when every stream has finished one request. Prompts derive from `seed` and `phase` alone, so no
+    two phases share a prompt (but for the `shared_prefix` share of each prompt).
+
+    The plan of a rung stands for all its restarts (measure/restarts.py): `restarts` of them at
+    least count, and more follow while `precision` (relative 95 % half-width) can still be reached.
+    `start` is how the streams of one restart begin; its window holds `min_periods` mean request
+    durations unless that takes longer than `max_window_s`. `max_ramp_s` cuts the time
+    before the window off, which then is not steady; None: the rule has its own limit.
     """
 
     phase: str
@@ -127,6 +93,10 @@ class LoadPlan:
     min_window_s: float = 10.0
     max_window_s: float = 120.0
     is_warmup: bool = False
+    start: LoadStart = LoadStart.GRADUAL
+    restarts: int = 1
+    min_periods: int = 3
+    max_ramp_s: float | None = None
     arrivals: Arrivals = Arrivals.POISSON
 
 
@@ -164,7 +134,7 @@ class ClientHealth:
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """Everything one phase of load produced; the window is [window_start_s, window_end_s]."""
+    """Everything one phase of load produced; the window is (window_start_s, window_end_s]."""
 
     records: tuple[RequestRecord, ...]
     started_s: float
@@ -172,6 +142,12 @@ class LoadRun:
     window_end_s: float
     is_steady: bool
     client: ClientHealth
+    start: LoadStart = LoadStart.GRADUAL
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """The span (start_s, end_s] that counts."""
+        return self.window_start_s, self.window_end_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,12 +166,25 @@ class PowerSample:
 
 @dataclass(frozen=True, slots=True)
 class RungRecord:
-    """The raw record of one rung of one trial. `position` is its place in measured order."""
+    """The raw record of one rung of one trial. `position` is its place in measured order.
+
+    `loads` are its drained restarts on the same servers, in order of time.
+    """
 
     position: int
     concurrency: int
-    load: LoadRun
+    loads: tuple[LoadRun, ...]
     power: tuple[PowerSample, ...]
+
+    @property
+    def counted(self) -> tuple[LoadRun, ...]:
+        """The restarts that the numbers are made of.
+
+        Where some streams began gradually, the ones that began together are probes: they show
+        whether the start matters, and count nowhere else.
+        """
+        gradual = tuple(load for load in self.loads if load.start is LoadStart.GRADUAL)
+        return gradual or self.loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,8 +207,8 @@ class TrialSpec:
     """What to measure: one setting, on one launch, at each rung of the plan.
 
     `params` is the point of the search space (or the baseline as the user wrote it); `live` are
-    the parameters to set on the running servers. `first_rung` > 0 continues a half-measured
-    trial. `lengths` says which law of output tokens the rungs have.
+    the parameters to set on the running servers. `first_rung` > 0 continues a half-measured trial.
+    `lengths` says which law of output tokens the rungs have.
     """
 
     number: int
@@ -297,8 +286,16 @@ class RunningServers(Protocol):
         ...
 
 
-GoOn: TypeAlias = Callable[[RungRecord], bool]
-"""Called with each measured rung; the driver answers: go on (True) or stop this trial."""
+class Judge(Protocol):
+    """The driver's side of a trial in progress."""
+
+    def next_load(self, position: int, loads: Sequence[LoadRun]) -> LoadPlan | None:
+        """The next restart of the load of a rung, given those that were driven; None: enough."""
+        ...
+
+    def go_on(self, rung: RungRecord) -> bool:
+        """Called with each measured rung: go on (True) or stop this trial."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,6 +318,17 @@ class GpuEnergy:
     utilization: float | None
     memory_used_bytes: int | None
     throttled: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class RestartResult:
+    """One restart of a rung's load; `counts` is False for a probe."""
+
+    start: LoadStart
+    counts: bool
+    window_start_s: float
+    window_s: float
+    output_throughput: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -353,6 +361,8 @@ class RungResult:
     tokens_per_joule: float | None
     joules_per_request: float | None
     gpus: tuple[GpuEnergy, ...] = ()
+    restarts: tuple[RestartResult, ...] = ()
+    metastable: bool = False
     slo_attainment: float | None = None
     slo_attainment_low: float | None = None
     slo_attainment_high: float | None = None

@@ -29,6 +29,7 @@ LAYERS = (
     "record",
     "search",
     "forecast",
+    "plans",
     "cluster",
     "engines",
     "load",
@@ -37,7 +38,6 @@ LAYERS = (
     "study_file",
     "pipeline",
     "machine",
-    "plans",
     "space",
     "launch",
     "settings",
@@ -45,6 +45,7 @@ LAYERS = (
     "label",
     "lengths",
     "trial",
+    "kinds",
     "clock",
     "errors",
 )

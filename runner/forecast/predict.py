@@ -12,9 +12,9 @@ from runner.forecast.simulate import Effort, Job, Sample, combine, make_job, run
 from runner.machine.shape import Refusal
 from runner.plans import at_lengths
 from runner.settings import StudySettings
-from runner.trial import Params, TrialLengths
+from runner.trial import LoadStart, Params, TrialLengths
 
-EFFORT = Effort(lives=3.0, most_work=0.6e6)
+EFFORT = Effort(lives=3.0, most_work=1.2e6, start=LoadStart.GRADUAL)
 DEFAULT_SEEDS = 5
 
 

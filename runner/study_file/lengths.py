@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from runner.errors import ConfigError
-from runner.lengths import mean_tokens, scaled
+from runner.lengths import scaled, written_mean
 from runner.study_file.mistake import Mistakes, show
 from runner.study_file.model import LENGTHS, LengthsSection, WorkloadSection
 from runner.study_file.reading import read_text
@@ -51,7 +51,7 @@ def resolve_search(
     """
     prompts, replies = laws
     if section is None:
-        is_long = mean_tokens(replies) > SEARCH_TOKENS
+        is_long = written_mean(replies) > SEARCH_TOKENS
         return scaled(replies, SEARCH_TOKENS) if is_long and workload.rate is None else None
     place = f"search.{REPLIES}"
     law = resolve_lengths(section, REPLIES, place, folder, mistakes)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runner.config import complete, diff, dump, parse_study
 from runner.errors import ConfigError
-from runner.lengths import law_words, mean_tokens, scaled
+from runner.lengths import law_words, scaled, written_mean
 from runner.settings import StudySettings
 from runner.trial import Arrivals, Lengths
 from tests.study_samples import DOCUMENT, refused
@@ -50,7 +50,7 @@ def test_one_token_is_no_plural_and_odd_means_are_short() -> None:
 def test_scaled_lengths_are_tokens(values: list[int], mean: float) -> None:
     law = scaled(Lengths("recorded", values=tuple(values)), mean)
     assert min(law.values) >= 1
-    assert mean_tokens(law) == pytest.approx(mean, abs=1)
+    assert written_mean(law) == pytest.approx(mean, abs=1)
 
 
 def of(workload: object = LONG, **more: object) -> StudySettings:

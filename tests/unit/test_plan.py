@@ -40,7 +40,7 @@ from runner.settings import (
     SloLimit,
     StudySettings,
 )
-from runner.trial import Lengths, LoadProtocol, Params, TrialLengths
+from runner.trial import Lengths, LoadProtocol, LoadStart, Params, TrialLengths
 from tests.forecasting import CAP, DEPTH, small_study, with_workload
 
 STUDY = small_study()
@@ -282,7 +282,7 @@ def test_every_metric_has_a_closed_form(metric: str) -> None:
     setting = planned({"tp_size": 8}, settings)
     estimator = Estimator(settings, study_profile(settings))
     ((_, closed),) = estimator.rung(setting, 6).objectives
-    job = make_job(settings, estimator, setting, 6, 0, Effort(3.0, 1e6))
+    job = make_job(settings, estimator, setting, 6, 0, Effort(3.0, 1e6, LoadStart.TOGETHER))
     found = dict(run_job(job).objectives)
     if metric == "goodput":  # there is no limit to keep
         assert found == {}
@@ -476,6 +476,13 @@ def test_a_short_simulation_that_saw_no_latency_is_judged_by_what_it_shows() -> 
         settings = replace(work, slo=(SloLimit("tpot_s", "p99", limit_s),))
         estimator = Estimator(settings, study_profile(settings))
         setting = planned({"tp_size": 8}, settings)
-        job = make_job(settings, estimator, setting, 6, 0, Effort(lives=0.01, most_work=1e4))
+        job = make_job(
+            settings,
+            estimator,
+            setting,
+            6,
+            0,
+            Effort(lives=0.01, most_work=1e4, start=LoadStart.TOGETHER),
+        )
         assert job.is_cut_off
         assert run_job(job).misses_slo is misses

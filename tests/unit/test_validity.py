@@ -51,7 +51,7 @@ POWER = tuple(
     for second in range(62)
 )
 LOAD = LoadRun(REQUESTS, 0.0, 5.0, 25.0, is_steady=True, client=ClientHealth(0.3, 0.004))
-RUNG = RungRecord(0, 2, LOAD, POWER)
+RUNG = RungRecord(0, 2, (LOAD,), POWER)
 
 
 def reasons(rung: RungRecord, plan: LoadPlan | None = PLAN) -> tuple[str, ...]:
@@ -61,7 +61,8 @@ def reasons(rung: RungRecord, plan: LoadPlan | None = PLAN) -> tuple[str, ...]:
 
 
 def with_load(**changes: object) -> RungRecord:
-    return replace(RUNG, load=replace(LOAD, **changes))  # type: ignore[arg-type]
+    load = replace(LOAD, **changes)  # type: ignore[arg-type]
+    return replace(RUNG, loads=(load,))
 
 
 def with_first(count: int, **changes: object) -> RungRecord:
@@ -165,7 +166,7 @@ def open_loop(late_s: tuple[float, ...], rate: float) -> tuple[str, ...]:
         for at, r in enumerate(REQUESTS)
     )
     plan = replace(PLAN, protocol=LoadProtocol.OPEN_LOOP, rate=rate)
-    return reasons(replace(RUNG, load=replace(LOAD, records=records)), plan)
+    return reasons(replace(RUNG, loads=(replace(LOAD, records=records),)), plan)
 
 
 def test_requests_that_leave_at_their_time_are_fair() -> None:
@@ -184,7 +185,7 @@ def test_requests_that_leave_late_make_the_client_the_limit() -> None:
 
 def cached(tokens: int, prompt_tokens: int = 100) -> RungRecord:
     records = [replace(r, cached_tokens=tokens, prompt_tokens=prompt_tokens) for r in REQUESTS]
-    return replace(RUNG, load=replace(LOAD, records=tuple(records)))
+    return replace(RUNG, loads=(replace(LOAD, records=tuple(records)),))
 
 
 def test_one_token_a_prompt_may_be_served_by_chance() -> None:
