@@ -38,7 +38,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from runner.errors import ConfigError
-from runner.measure.power import energy_over
+from runner.measure.energy import energy_over
 from runner.measure.validity import find_reasons
 from runner.measure.window import rate_halfwidth
 from runner.settings import SloLimit

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from runner.measure.power import longest_gap_s
+from runner.measure.energy import longest_gap_s
 from runner.trial import (
     GpuEnergy,
     LoadPlan,

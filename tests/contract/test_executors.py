@@ -16,7 +16,7 @@ from runner.engines.emulator.gpu import plant_power_offset
 from runner.engines.lease import read_leases
 from runner.errors import ClusterLost, Infeasible, Interrupted, ServerFailed
 from runner.launch import plan_launch
-from runner.measure.power import energy_over
+from runner.measure.energy import energy_over
 from runner.plans import rung_plans, warmup_plan
 from runner.trial import LaunchSpec, Params, RequestStatus
 from tests.studies import CPU, study

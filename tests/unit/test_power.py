@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 
 from runner.clock import Clock
 from runner.errors import ClusterLost, StudyError
+from runner.measure.energy import energy_over, longest_gap_s
 from runner.measure.power import (
     GpuIdentity,
     GpuProcess,
     NvmlSensor,
     PowerMeter,
-    energy_over,
-    longest_gap_s,
 )
 from runner.trial import GpuEnergy, PowerSample
 
