@@ -53,9 +53,8 @@ def around(taken: Sequence[PowerSample], start_s: float, end_s: float) -> list[P
         return list(taken[first : last + 1])
     while first > 0 and _is_repeated(taken, first) and _is_near(taken[first].time_s, start_s):
         first -= 1
-    while (
-        _is_repeated(taken, last) and last + 1 < len(taken) and _is_near(end_s, taken[last].time_s)
-    ):
+    end = len(taken) - 1
+    while last < end and _is_repeated(taken, last) and _is_near(end_s, taken[last].time_s):
         last += 1
     return list(taken[max(first - 1, 0) : last + 1])
 

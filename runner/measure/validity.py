@@ -6,9 +6,10 @@ A rung without reasons is valid. Nothing here is about good or bad numbers.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 
-from runner.measure.energy import longest_gap_s
+from runner.measure.energy import around, by_gpu, longest_gap_s, spans
 from runner.trial import (
     GpuEnergy,
     LoadPlan,
@@ -24,6 +25,9 @@ MAX_LAG_S = 0.05
 MAX_ERROR_RATE = 0.01
 LOWEST_ACHIEVED = 0.9
 CACHED_MARGIN = 0.05
+MAX_CLOCK_JUMP_S = 0.5
+CLOCK_PARTS = 4
+MAX_CLOCK_SHIFT = 0.15  # within a fair window of an H200 at its power limit: below 0.10
 
 
 def find_reasons(
@@ -45,7 +49,7 @@ def find_reasons(
         if load.is_steady
         else "not steady: the token rate still drifted when the longest window ended"
     ]
-    found += [_silence(rung), _client_cpu(rung), _client_lag(rung)]
+    found += [_silence(rung), _client_cpu(rung), _client_lag(rung), _clock_jump(rung)]
     found += [_errors(load.records), _token_counts(load.records)]
     found += [_cache(load.records, shared_prefix)]
     match protocol:
@@ -56,6 +60,10 @@ def find_reasons(
         case LoadProtocol.BURST:
             pass
     found += _power(rung, gpus)
+    for taken in _taken_by_gpu(rung):
+        found += [_foreign(rung, taken)]
+        if protocol is not LoadProtocol.BURST:  # prefill and decode run at clocks of their own
+            found += [_clock_shift(rung, taken)]
     return tuple(reason for reason in found if reason is not None)
 
 
@@ -86,6 +94,16 @@ def _client_lag(rung: RungRecord) -> str | None:
     return (
         f"the load generator was the limit: it ran {lag_s * 1000:.0f} ms late "
         f"(at most {MAX_LAG_S * 1000:.0f} ms); leave it more CPU time"
+    )
+
+
+def _clock_jump(rung: RungRecord) -> str | None:
+    jump_s = rung.load.client.clock_jump_s
+    if jump_s <= MAX_CLOCK_JUMP_S:
+        return None
+    return (
+        f"the machine's time jumped by {jump_s:.1f} s (at most {MAX_CLOCK_JUMP_S} s): it was "
+        "suspended, stood still, or its clock was set"
     )
 
 
@@ -149,11 +167,7 @@ def _backlog(rung: RungRecord) -> str | None:
 
 def _power(rung: RungRecord, gpus: Sequence[GpuEnergy]) -> list[str]:
     load = rung.load
-    reasons = [
-        f"GPU {gpu.gpu_uuid} was slowed down by heat or by its power supply"
-        for gpu in gpus
-        if gpu.throttled
-    ]
+    reasons = [_throttled(rung, gpu.gpu_uuid) for gpu in gpus if gpu.throttled]
     gaps_s: list[float] = []
     for gpu in gpus:
         taken = [sample for sample in rung.power if sample.gpu_uuid == gpu.gpu_uuid]
@@ -169,3 +183,67 @@ def _power(rung: RungRecord, gpus: Sequence[GpuEnergy]) -> list[str]:
 def _offers_power(taken: Sequence[PowerSample]) -> bool:
     """Whether the GPU offers power at all: one that does not is unavailable, not unfair."""
     return any(sample.power_w is not None or sample.energy_j is not None for sample in taken)
+
+
+def _taken_by_gpu(rung: RungRecord) -> list[list[PowerSample]]:
+    """The samples around the window, GPU by GPU."""
+    load = rung.load
+    return [
+        around(taken, load.window_start_s, load.window_end_s)
+        for taken in by_gpu(rung.power).values()
+    ]
+
+
+def _throttled(rung: RungRecord, gpu_uuid: str) -> str:
+    load = rung.load
+    taken = [sample for sample in rung.power if sample.gpu_uuid == gpu_uuid]
+    inside = list(spans(taken, load.window_start_s, load.window_end_s))
+    slow = [(sample, held_s) for sample, held_s in inside if sample.throttled]
+    words = f"GPU {gpu_uuid} was slowed down by heat or by its power supply"
+    if not slow:  # by its last reading, at the window's end
+        return words
+    share = sum(held_s for _, held_s in slow) / sum(held_s for _, held_s in inside)
+    words += f" for {share:.0%} of the window"
+    clocks_mhz = [s.sm_clock_mhz for s, _ in slow if s.sm_clock_mhz is not None]
+    return words + (f", down to {min(clocks_mhz):.0f} MHz" if clocks_mhz else "")
+
+
+def _clock_shift(rung: RungRecord, taken: Sequence[PowerSample]) -> str | None:
+    """Whether the GPU ran a part of the window at another clock than the rest.
+
+    The clock of a GPU at its power limit moves with every batch; the means of the quarters of a
+    steady window do not. A GPU that idles may save power, so idle readings do not count.
+    """
+    start_s, end_s = rung.load.window_start_s, rung.load.window_end_s
+    part_s = (end_s - start_s) / CLOCK_PARTS
+    means_mhz = []
+    for part in range(CLOCK_PARTS):
+        known = [
+            (sample.sm_clock_mhz, held_s)
+            for sample, held_s in spans(
+                taken, start_s + part * part_s, start_s + (part + 1) * part_s
+            )
+            if sample.sm_clock_mhz is not None and sample.utilization != 0
+        ]
+        if known:
+            total_s = sum(held_s for _, held_s in known)
+            means_mhz.append(sum(mhz * held_s for mhz, held_s in known) / total_s)
+    if len(means_mhz) < CLOCK_PARTS:
+        return None
+    usual_mhz = statistics.median(means_mhz)
+    furthest_mhz = max(means_mhz, key=lambda mhz: abs(mhz - usual_mhz))
+    if abs(furthest_mhz - usual_mhz) <= MAX_CLOCK_SHIFT * usual_mhz:
+        return None
+    return (
+        f"the clock of GPU {taken[0].gpu_uuid} changed: it ran at {furthest_mhz:.0f} MHz in a "
+        f"quarter of the window, at {usual_mhz:.0f} MHz else (at most {MAX_CLOCK_SHIFT:.0%} apart)"
+    )
+
+
+def _foreign(rung: RungRecord, taken: Sequence[PowerSample]) -> str | None:
+    load = rung.load
+    pids = [s.foreign_pid for s, _ in spans(taken, load.window_start_s, load.window_end_s)]
+    pid = next((pid for pid in pids if pid is not None), None)
+    if pid is None:
+        return None
+    return f"process {pid}, none of ours, used GPU {taken[0].gpu_uuid} during the measurement"
