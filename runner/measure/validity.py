@@ -216,18 +216,9 @@ def _clock_shift(rung: RungRecord, taken: Sequence[PowerSample]) -> str | None:
     """
     start_s, end_s = rung.load.window_start_s, rung.load.window_end_s
     part_s = (end_s - start_s) / CLOCK_PARTS
-    means_mhz = []
-    for part in range(CLOCK_PARTS):
-        known = [
-            (sample.sm_clock_mhz, held_s)
-            for sample, held_s in spans(
-                taken, start_s + part * part_s, start_s + (part + 1) * part_s
-            )
-            if sample.sm_clock_mhz is not None and sample.utilization != 0
-        ]
-        if known:
-            total_s = sum(held_s for _, held_s in known)
-            means_mhz.append(sum(mhz * held_s for mhz, held_s in known) / total_s)
+    starts_s = [start_s + part * part_s for part in range(CLOCK_PARTS)]
+    parts = [_mean_clock_mhz(taken, from_s, from_s + part_s) for from_s in starts_s]
+    means_mhz = [mean_mhz for mean_mhz in parts if mean_mhz is not None]
     if len(means_mhz) < CLOCK_PARTS:
         return None
     usual_mhz = statistics.median(means_mhz)
@@ -238,6 +229,16 @@ def _clock_shift(rung: RungRecord, taken: Sequence[PowerSample]) -> str | None:
         f"the clock of GPU {taken[0].gpu_uuid} changed: it ran at {furthest_mhz:.0f} MHz in a "
         f"quarter of the window, at {usual_mhz:.0f} MHz else (at most {MAX_CLOCK_SHIFT:.0%} apart)"
     )
+
+
+def _mean_clock_mhz(taken: Sequence[PowerSample], start_s: float, end_s: float) -> float | None:
+    known = [
+        (sample.sm_clock_mhz, held_s)
+        for sample, held_s in spans(taken, start_s, end_s)
+        if sample.sm_clock_mhz is not None and sample.utilization != 0
+    ]
+    total_s = sum(held_s for _, held_s in known)
+    return sum(mhz * held_s for mhz, held_s in known) / total_s if known else None
 
 
 def _foreign(rung: RungRecord, taken: Sequence[PowerSample]) -> str | None:
