@@ -12,7 +12,7 @@ from runner.measure.power import SHORTEST_PERIOD_S, GpuIdentity, GpuSensor, Powe
 from runner.settings import StudySettings
 
 IDLE_S = 3.0
-FEWEST_PERIODS = 5
+FEWEST_PERIODS = 10
 POWER_METRICS = ("power_w", "energy_j", "tokens_per_joule", "joules_per_request")
 
 

@@ -20,7 +20,7 @@ from runner.measure.energy import around
 from runner.trial import PowerSample
 
 SHORTEST_PERIOD_S = 0.02  # of the wall: sampling must not load the machine it measures
-LONGEST_RUN = 10  # sampling periods that one pair of equal readings stands for
+LONGEST_RUN_S = 1.0  # that one pair of equal readings stands for
 LOOK_EVERY = 10  # sampling periods from one look at the processes to the next
 
 SLICE_PREFIX = "MIG-"
@@ -234,7 +234,6 @@ class PowerMeter:
         self._sensor = sensor
         self._clock = clock
         self._period_wall_s = max(clock.wall_duration_s(period_s), SHORTEST_PERIOD_S)
-        self._longest_run_s = LONGEST_RUN * self._period_wall_s * clock.scale
         self._own_groups: frozenset[int] = frozenset()
         self._foreign: dict[str, int | None] = {}
         self._rounds = 0
@@ -319,7 +318,7 @@ class PowerMeter:
     def _keep(self, taken: list[PowerSample], sample: PowerSample) -> None:
         if (
             len(taken) > 1
-            and sample.time_s - taken[-2].time_s <= self._longest_run_s
+            and sample.time_s - taken[-2].time_s <= LONGEST_RUN_S
             and all(replace(each, time_s=sample.time_s) == sample for each in taken[-2:])
         ):
             taken[-1] = sample

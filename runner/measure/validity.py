@@ -212,7 +212,8 @@ def _clock_shift(rung: RungRecord, taken: Sequence[PowerSample]) -> str | None:
     """Whether the GPU ran a part of the window at another clock than the rest.
 
     The clock of a GPU at its power limit moves with every batch; the means of the quarters of a
-    steady window do not. A GPU that idles may save power, so idle readings do not count.
+    steady window do not. A GPU that idles may save power, so idle readings do not count,
+    nor those of a throttled GPU, which is a reason of its own.
     """
     start_s, end_s = rung.load.window_start_s, rung.load.window_end_s
     part_s = (end_s - start_s) / CLOCK_PARTS
@@ -235,7 +236,7 @@ def _mean_clock_mhz(taken: Sequence[PowerSample], start_s: float, end_s: float) 
     known = [
         (sample.sm_clock_mhz, held_s)
         for sample, held_s in spans(taken, start_s, end_s)
-        if sample.sm_clock_mhz is not None and sample.utilization != 0
+        if sample.sm_clock_mhz is not None and sample.utilization != 0 and not sample.throttled
     ]
     total_s = sum(held_s for _, held_s in known)
     return sum(mhz * held_s for mhz, held_s in known) / total_s if known else None
