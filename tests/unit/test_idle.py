@@ -7,10 +7,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import cast
 
 import pytest
 
 from runner.clock import Clock
+from runner.cluster.executor import Executor
 from runner.cluster.inline import InlineExecutor
 from runner.engines.emulator.gpu import EmulatedGpus, create_machine, plant_power_offset
 from runner.errors import ClusterLost, StudyError
@@ -18,6 +20,8 @@ from runner.machine.profile import load_profile
 from runner.measure.idle import IdleGpu, read_idle, require_power
 from runner.measure.power import NvmlSensor
 from runner.record.store import StudyStore
+from runner.session import SessionRequest, open_machine
+from runner.settings import StudySettings
 from runner.trial import EngineKind
 from tests.fake_nvml import FakeGpu, FakeNvml
 from tests.samples import make_settings
@@ -111,3 +115,45 @@ def test_the_inline_executor_uses_only_what_is_visible(
     with pytest.raises(StudyError, match="2 GPUs, 1 found here with CUDA_VISIBLE_DEVICES=3;"):
         InlineExecutor(two, tmp_path, tmp_path)
     assert os.environ["CUDA_VISIBLE_DEVICES"] == "3"
+
+
+class FakeExecutor:
+    """Its machine's GPUs; notes how often they are read, and whether it was closed."""
+
+    def __init__(self, gpus: tuple[IdleGpu, ...]) -> None:
+        self.gpus = gpus
+        self.reads = 0
+        self.is_closed = False
+
+    def idle_gpus(self) -> tuple[IdleGpu, ...]:
+        self.reads += 1
+        return self.gpus
+
+    def close(self) -> None:
+        self.is_closed = True
+
+
+def open_on(executor: FakeExecutor, store: StudyStore, settings: StudySettings) -> object:
+    def opened(*_: object) -> Executor:
+        return cast("Executor", executor)
+
+    return open_machine(SessionRequest(settings, store.folder, opened, "", "", False), store)
+
+
+def test_a_study_reads_its_idle_power_once(tmp_path: Path) -> None:
+    store, executor = StudyStore(tmp_path, "demo"), FakeExecutor((SEES, BLIND))
+    for _ in range(3):
+        assert open_on(executor, store, make_settings()) is executor
+    assert executor.reads == 1
+    assert not executor.is_closed
+    store.start_anew()
+    open_on(executor, store, make_settings())
+    assert executor.reads == 2
+
+
+def test_a_study_on_power_that_is_not_told_ends_before_its_first_launch(tmp_path: Path) -> None:
+    store, executor = StudyStore(tmp_path, "demo"), FakeExecutor((SEES, BLIND))
+    objective = replace(make_settings().objectives[0], metric="tokens_per_joule")
+    with pytest.raises(StudyError, match="is unavailable"):
+        open_on(executor, store, make_settings(objectives=(objective,)))
+    assert executor.is_closed
