@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +13,7 @@ from runner.clock import Clock
 from runner.cluster.placement import assign_gpus, study_gpus
 from runner.cluster.replica import LaunchPlace, replica_spec
 from runner.engines.program import program_for
-from runner.errors import ConfigError, Infeasible
+from runner.errors import ConfigError, Infeasible, StudyError
 from runner.measure.power import GpuIdentity, GpuKind, NvmlSensor
 from runner.measure.visible import named_gpu, usable_gpus, visible_devices
 from runner.settings import EngineSettings, StudySettings
@@ -121,7 +123,7 @@ def test_emulated_gpus_do_not_care_for_the_environment() -> None:
 
 
 def test_servers_get_the_named_gpus_and_their_power_is_theirs(
-    monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     nvml = FakeNvml(
         [FakeGpu(gpu.uuid, power_mw=1000 * (100 + gpu.index)) for gpu in EIGHT],
@@ -129,8 +131,7 @@ def test_servers_get_the_named_gpus_and_their_power_is_theirs(
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     sensor = NvmlSensor(Clock())
     gpus = study_gpus(study(), sensor.gpus(), {"CUDA_VISIBLE_DEVICES": f"6,2,{UUIDS[7]}"})
-    folder = tmp_path_factory.mktemp("place")
-    place = LaunchPlace(program_for(study(), folder), folder, folder)
+    place = LaunchPlace(program_for(study(), tmp_path), tmp_path, tmp_path)
     launch = LaunchSpec(0, "key", {}, 3, 1)
     placed = assign_gpus(launch, gpus)
     specs = [replica_spec(launch, index, each, place) for index, each in enumerate(placed)]
@@ -140,9 +141,8 @@ def test_servers_get_the_named_gpus_and_their_power_is_theirs(
     assert watts == [106.0, 102.0, 107.0]
 
 
-def test_a_server_cannot_run_on_two_slices(tmp_path_factory: pytest.TempPathFactory) -> None:
-    folder = tmp_path_factory.mktemp("place")
-    place = LaunchPlace(program_for(study(), folder), folder, folder)
+def test_a_server_cannot_run_on_two_slices(tmp_path: Path) -> None:
+    place = LaunchPlace(program_for(study(), tmp_path), tmp_path, tmp_path)
     launch = LaunchSpec(0, "key", {}, 1, 2)
     with pytest.raises(Infeasible, match="a server of 2 GPUs cannot run on slices"):
         replica_spec(launch, 0, SLICES, place)
@@ -151,3 +151,20 @@ def test_a_server_cannot_run_on_two_slices(tmp_path_factory: pytest.TempPathFact
 def test_rays_own_names_are_entries_of_the_variable() -> None:
     names = ("6", UUIDS[2], "MIG-1111")
     assert [named_gpu(name, PIECES).uuid for name in names] == [UUIDS[6], UUIDS[2], "MIG-1111"]
+
+
+def test_ray_is_shown_the_gpus_of_the_study_by_our_own_names(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from runner.cluster.ray_executor import show_gpus
+
+    monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([FakeGpu(uuid) for uuid in UUIDS]))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"6,{UUIDS[2]},-1")
+    settings = study()
+    two = replace(settings, hardware=replace(settings.hardware, gpus=2))
+    show_gpus(two, tmp_path)
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "6,2"
+    with pytest.raises(StudyError, match="asks for 8 GPUs, 2 found here with CUDA_VISIBLE_DEV"):
+        show_gpus(settings, tmp_path)
+    show_gpus(study(kind=EngineKind.EMULATED, profile="cpu-blocking-pp2"), tmp_path)
+    assert "CUDA_VISIBLE_DEVICES" not in os.environ
