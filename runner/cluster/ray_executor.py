@@ -88,7 +88,8 @@ class RayExecutor:
         )
         self._gpus = self._meter.gpus()
         if address is None:
-            self._gpus = study_gpus(settings, self._gpus, os.environ)
+            usable = study_gpus(settings, self._gpus, os.environ)
+            self._gpus = usable[: settings.hardware.gpus]
         require_gpus(settings, len(self._gpus))
 
     @contextmanager
@@ -184,7 +185,7 @@ def show_gpus(settings: StudySettings, machine_folder: Path) -> None:
     with closing(sensor_for(settings, machine_folder)) as sensor:
         gpus = study_gpus(settings, sensor.gpus(), os.environ)
     require_gpus(settings, len(gpus))
-    os.environ[VARIABLE] = visible_devices(gpus)
+    os.environ[VARIABLE] = visible_devices(gpus[: settings.hardware.gpus])
 
 
 def connect(settings: StudySettings, address: str | None) -> None:

@@ -189,7 +189,7 @@ class NvmlSensor:
         yield replace(
             gpu,
             uuid=self._ask(name, nvml.nvmlDeviceGetUUID, handle),
-            name=self._ask(name, nvml.nvmlDeviceGetName, handle),
+            name=self._offer(name, nvml.nvmlDeviceGetName, handle) or gpu.name,
             memory_total_bytes=self._memory_bytes(name, handle),
             power_limit_w=None,
             kind=GpuKind.SLICE,

@@ -159,7 +159,7 @@ def test_ray_is_shown_the_gpus_of_the_study_by_our_own_names(
     from runner.cluster.ray_executor import show_gpus
 
     monkeypatch.setitem(sys.modules, "pynvml", FakeNvml([FakeGpu(uuid) for uuid in UUIDS]))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"6,{UUIDS[2]},-1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", f"6,{UUIDS[2]},5,-1")
     settings = study()
     two = replace(settings, hardware=replace(settings.hardware, gpus=2))
     show_gpus(two, tmp_path)
