@@ -81,4 +81,5 @@ def merge_runs(runs: Sequence[LoadRun]) -> LoadRun:
             max_lag_s=max(run.client.max_lag_s for run in runs),
             clock_jump_s=max(run.client.clock_jump_s for run in runs),
         ),
+        start=runs[0].start,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
@@ -31,14 +32,42 @@ def energy_over(
     return tuple(_energy_of(taken, start_s, end_s) for taken in by_gpu(samples).values())
 
 
+def energy_over_all(
+    samples: Sequence[PowerSample], windows: Sequence[tuple[float, float]]
+) -> tuple[GpuEnergy, ...]:
+    """The energy and mean power of each GPU over several windows together (see energy_over)."""
+    parts_of: dict[str, list[tuple[GpuEnergy, float]]] = {}
+    for start_s, end_s in windows:
+        for gpu in energy_over(samples, start_s, end_s):
+            parts_of.setdefault(gpu.gpu_uuid, []).append((gpu, end_s - start_s))
+    return tuple(_joined(parts) for parts in parts_of.values())
+
+
+def _joined(parts: Sequence[tuple[GpuEnergy, float]]) -> GpuEnergy:
+    """One GPU over several windows; an energy that is missing in one is missing in all."""
+    gpus, length_s = [gpu for gpu, _ in parts], sum(length_s for _, length_s in parts)
+    energies = [gpu.energy_j for gpu in gpus if gpu.energy_j is not None]
+    energy_j = math.fsum(energies) if len(energies) == len(gpus) else None
+    busy = [(gpu.utilization, part_s) for gpu, part_s in parts if gpu.utilization is not None]
+    used = [gpu.memory_used_bytes for gpu in gpus if gpu.memory_used_bytes is not None]
+    slowed = [gpu.throttled for gpu in gpus if gpu.throttled is not None]
+    busy_s = sum(part_s for _, part_s in busy)
+    return GpuEnergy(
+        gpu_uuid=gpus[0].gpu_uuid,
+        energy_j=energy_j,
+        power_w=energy_j / length_s if energy_j is not None and length_s > 0 else None,
+        utilization=sum(u * part_s for u, part_s in busy) / busy_s if busy_s > 0 else None,
+        memory_used_bytes=max(used) if used else None,
+        throttled=any(slowed) if slowed else None,
+    )
+
+
 def by_gpu(samples: Sequence[PowerSample]) -> dict[str, list[PowerSample]]:
-    """The samples of each GPU by time, GPUs in order of first appearance."""
-    found: dict[str, list[PowerSample]] = {}
+    """The samples of each GPU by time, each once, GPUs in order of first appearance."""
+    found: dict[str, dict[float, PowerSample]] = {}
     for sample in samples:
-        found.setdefault(sample.gpu_uuid, []).append(sample)
-    for taken in found.values():
-        taken.sort(key=lambda sample: sample.time_s)
-    return found
+        found.setdefault(sample.gpu_uuid, {})[sample.time_s] = sample
+    return {uuid: [taken[time_s] for time_s in sorted(taken)] for uuid, taken in found.items()}
 
 
 def around(taken: Sequence[PowerSample], start_s: float, end_s: float) -> list[PowerSample]:

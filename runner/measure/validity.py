@@ -9,7 +9,7 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
-from runner.measure.energy import around, by_gpu, longest_gap_s, spans
+from runner.measure.energy import by_gpu, longest_gap_s, spans
 from runner.trial import (
     GpuEnergy,
     LoadPlan,
@@ -31,28 +31,21 @@ MAX_CLOCK_SHIFT = 0.15  # within a fair window of an H200 at its power limit: be
 
 
 def find_reasons(
-    rung: RungRecord, plan: LoadPlan | None, achieved: float, gpus: Sequence[GpuEnergy]
+    rung: RungRecord, plan: LoadPlan, achieved: float, gpus: Sequence[GpuEnergy]
 ) -> tuple[str, ...]:
     """Every reason why this rung is no fair measurement, in words for the user.
 
     Args:
         rung: the raw record.
-        plan: the plan of its load; None: a closed loop without a shared prefix.
+        plan: the plan of its load.
         achieved: its achieved concurrency.
         gpus: its energy per GPU.
     """
-    load = rung.load
-    protocol = LoadProtocol.CLOSED_LOOP if plan is None else plan.protocol
-    shared_prefix = 0.0 if plan is None else plan.shared_prefix
-    found: list[str | None] = [
-        None
-        if load.is_steady
-        else "not steady: the token rate still drifted when the longest window ended"
-    ]
-    found += [_silence(rung), _client_cpu(rung), _client_lag(rung), _clock_jump(rung)]
-    found += [_errors(load.records), _token_counts(load.records)]
-    found += [_cache(load.records, shared_prefix)]
-    match protocol:
+    records = [record for load in rung.loads for record in load.records]
+    found: list[str | None] = [_drift(rung), _silence(rung), _client_cpu(rung), _client_lag(rung)]
+    found += [_clock_jump(rung)]
+    found += [_errors(records), _token_counts(records), _cache(records, plan.shared_prefix)]
+    match plan.protocol:
         case LoadProtocol.CLOSED_LOOP:
             found += [_concurrency(rung.concurrency, achieved)]
         case LoadProtocol.OPEN_LOOP:
@@ -60,25 +53,34 @@ def find_reasons(
         case LoadProtocol.BURST:
             pass
     found += _power(rung, gpus)
-    for taken in _taken_by_gpu(rung):
-        found += [_foreign(rung, taken)]
-        if protocol is not LoadProtocol.BURST:  # prefill and decode run at clocks of their own
-            found += [_clock_shift(rung, taken)]
+    found += _strangers(rung)
+    if plan.protocol is not LoadProtocol.BURST:  # prefill and decode run at clocks of their own
+        found += _clock_shifts(rung)
     return tuple(reason for reason in found if reason is not None)
 
 
+def _drift(rung: RungRecord) -> str | None:
+    drifting = sum(not load.is_steady for load in rung.counted)
+    if not drifting:
+        return None
+    which = "" if len(rung.counted) == 1 else f" in {drifting} of {len(rung.counted)} restarts"
+    return f"not steady{which}: the token rate still drifted when the longest window ended"
+
+
 def _silence(rung: RungRecord) -> str | None:
-    load = rung.load
-    is_heard = any(
-        load.window_start_s < time_s <= load.window_end_s
-        for record in load.records
-        for time_s in record.token_s
+    is_heard = all(
+        any(
+            load.window_start_s < time_s <= load.window_end_s
+            for r in load.records
+            for time_s in r.token_s
+        )
+        for load in rung.counted
     )
     return None if is_heard else "no output token arrived in the window"
 
 
 def _client_cpu(rung: RungRecord) -> str | None:
-    share = rung.load.client.cpu_share
+    share = max(load.client.cpu_share for load in rung.counted)
     if share <= MAX_CPU_SHARE:
         return None
     return (
@@ -88,7 +90,7 @@ def _client_cpu(rung: RungRecord) -> str | None:
 
 
 def _client_lag(rung: RungRecord) -> str | None:
-    lag_s = rung.load.client.max_lag_s
+    lag_s = max(load.client.max_lag_s for load in rung.counted)
     if lag_s <= MAX_LAG_S:
         return None
     return (
@@ -98,7 +100,7 @@ def _client_lag(rung: RungRecord) -> str | None:
 
 
 def _clock_jump(rung: RungRecord) -> str | None:
-    jump_s = rung.load.client.clock_jump_s
+    jump_s = max(load.client.clock_jump_s for load in rung.counted)
     if jump_s <= MAX_CLOCK_JUMP_S:
         return None
     return (
@@ -151,14 +153,15 @@ def _concurrency(offered: int, achieved: float) -> str | None:
 
 
 def _backlog(rung: RungRecord) -> str | None:
-    load = rung.load
-    start_s, end_s = load.window_start_s, load.window_end_s
-    arrived = sum(start_s < record.send_s <= end_s for record in load.records)
-    finished = sum(
-        start_s < record.end_s <= end_s
-        for record in load.records
-        if record.status is not RequestStatus.CUT
-    )
+    arrived = finished = 0
+    for load in rung.counted:
+        start_s, end_s = load.window
+        arrived += sum(start_s < record.send_s <= end_s for record in load.records)
+        finished += sum(
+            start_s < record.end_s <= end_s
+            for record in load.records
+            if record.status is not RequestStatus.CUT
+        )
     # Arrivals are random: three standard deviations are no sign of a backlog.
     if finished >= LOWEST_ACHIEVED * arrived - 3 * math.sqrt(arrived):
         return None
@@ -166,14 +169,13 @@ def _backlog(rung: RungRecord) -> str | None:
 
 
 def _power(rung: RungRecord, gpus: Sequence[GpuEnergy]) -> list[str]:
-    load = rung.load
     reasons = [_throttled(rung, gpu.gpu_uuid) for gpu in gpus if gpu.throttled]
     gaps_s: list[float] = []
     for gpu in gpus:
         taken = [sample for sample in rung.power if sample.gpu_uuid == gpu.gpu_uuid]
         if gpu.energy_j is not None or not _offers_power(taken):
             continue
-        gaps_s.append(longest_gap_s(taken, load.window_start_s, load.window_end_s))
+        gaps_s.append(max(longest_gap_s(taken, *load.window) for load in rung.counted))
     if gaps_s:
         which = "1 GPU" if len(gaps_s) == 1 else f"{len(gaps_s)} GPUs"
         reasons.append(f"the power of {which} was not read for {max(gaps_s):.1f} s")
@@ -185,19 +187,9 @@ def _offers_power(taken: Sequence[PowerSample]) -> bool:
     return any(sample.power_w is not None or sample.energy_j is not None for sample in taken)
 
 
-def _taken_by_gpu(rung: RungRecord) -> list[list[PowerSample]]:
-    """The samples around the window, GPU by GPU."""
-    load = rung.load
-    return [
-        around(taken, load.window_start_s, load.window_end_s)
-        for taken in by_gpu(rung.power).values()
-    ]
-
-
 def _throttled(rung: RungRecord, gpu_uuid: str) -> str:
-    load = rung.load
-    taken = [sample for sample in rung.power if sample.gpu_uuid == gpu_uuid]
-    inside = list(spans(taken, load.window_start_s, load.window_end_s))
+    taken = by_gpu(rung.power)[gpu_uuid]
+    inside = [held for load in rung.counted for held in spans(taken, *load.window)]
     slow = [(sample, held_s) for sample, held_s in inside if sample.throttled]
     words = f"GPU {gpu_uuid} was slowed down by heat or by its power supply"
     if not slow:  # by its last reading, at the window's end
@@ -208,28 +200,28 @@ def _throttled(rung: RungRecord, gpu_uuid: str) -> str:
     return words + (f", down to {min(clocks_mhz):.0f} MHz" if clocks_mhz else "")
 
 
-def _clock_shift(rung: RungRecord, taken: Sequence[PowerSample]) -> str | None:
-    """Whether the GPU ran a part of the window at another clock than the rest.
+def _clock_shifts(rung: RungRecord) -> list[str]:
+    """Which GPUs ran a part of a window at another clock than the rest.
 
     The clock of a GPU at its power limit moves with every batch; the means of the quarters of a
     steady window do not. A GPU that idles may save power, so idle readings do not count,
     nor those of a throttled GPU, which is a reason of its own.
     """
-    start_s, end_s = rung.load.window_start_s, rung.load.window_end_s
-    part_s = (end_s - start_s) / CLOCK_PARTS
-    starts_s = [start_s + part * part_s for part in range(CLOCK_PARTS)]
-    parts = [_mean_clock_mhz(taken, from_s, from_s + part_s) for from_s in starts_s]
-    means_mhz = [mean_mhz for mean_mhz in parts if mean_mhz is not None]
-    if len(means_mhz) < CLOCK_PARTS:
-        return None
-    usual_mhz = statistics.median(means_mhz)
-    furthest_mhz = max(means_mhz, key=lambda mhz: abs(mhz - usual_mhz))
-    if abs(furthest_mhz - usual_mhz) <= MAX_CLOCK_SHIFT * usual_mhz:
-        return None
-    return (
-        f"the clock of GPU {taken[0].gpu_uuid} changed: it ran at {furthest_mhz:.0f} MHz in a "
-        f"quarter of the window, at {usual_mhz:.0f} MHz else (at most {MAX_CLOCK_SHIFT:.0%} apart)"
-    )
+    reasons = []
+    for uuid, taken in by_gpu(rung.power).items():
+        for start_s, end_s in (load.window for load in rung.counted):
+            part_s = (end_s - start_s) / CLOCK_PARTS
+            starts_s = [start_s + part * part_s for part in range(CLOCK_PARTS)]
+            parts = [_mean_clock_mhz(taken, from_s, from_s + part_s) for from_s in starts_s]
+            means_mhz = [mean_mhz for mean_mhz in parts if mean_mhz is not None]
+            if len(means_mhz) < CLOCK_PARTS:
+                continue
+            usual_mhz = statistics.median(means_mhz)
+            other_mhz = max(means_mhz, key=lambda mhz: abs(mhz - usual_mhz))
+            if abs(other_mhz - usual_mhz) > MAX_CLOCK_SHIFT * usual_mhz:
+                reasons.append(_shift_words(uuid, other_mhz, usual_mhz))
+                break
+    return reasons
 
 
 def _mean_clock_mhz(taken: Sequence[PowerSample], start_s: float, end_s: float) -> float | None:
@@ -242,10 +234,18 @@ def _mean_clock_mhz(taken: Sequence[PowerSample], start_s: float, end_s: float) 
     return sum(mhz * held_s for mhz, held_s in known) / total_s if known else None
 
 
-def _foreign(rung: RungRecord, taken: Sequence[PowerSample]) -> str | None:
-    load = rung.load
-    pids = [s.foreign_pid for s, _ in spans(taken, load.window_start_s, load.window_end_s)]
-    pid = next((pid for pid in pids if pid is not None), None)
-    if pid is None:
-        return None
-    return f"process {pid}, none of ours, used GPU {taken[0].gpu_uuid} during the measurement"
+def _shift_words(uuid: str, other_mhz: float, usual_mhz: float) -> str:
+    return (
+        f"the clock of GPU {uuid} changed: it ran at {other_mhz:.0f} MHz in a quarter of the "
+        f"window, at {usual_mhz:.0f} MHz else (at most {MAX_CLOCK_SHIFT:.0%} apart)"
+    )
+
+
+def _strangers(rung: RungRecord) -> list[str]:
+    reasons = []
+    for uuid, taken in by_gpu(rung.power).items():
+        inside = (sample for load in rung.counted for sample, _ in spans(taken, *load.window))
+        pid = next((s.foreign_pid for s in inside if s.foreign_pid is not None), None)
+        if pid is not None:
+            reasons.append(f"process {pid}, none of ours, used GPU {uuid} during the measurement")
+    return reasons

@@ -20,7 +20,6 @@ from runner.engines.lease import read_leases
 from runner.engines.processes import identify
 from runner.launch import plan_launch
 from runner.measure.metrics import judge_rung
-from runner.run_trial import measure_rung
 from runner.trial import LaunchSpec, Lengths, LoadPlan, LoadProtocol, Params, RungRecord
 from tests.studies import CPU, study
 
@@ -51,6 +50,11 @@ def launch(folder: Path, params: Params, fault: str | None = None) -> Iterator[R
         yield servers
 
 
+def measure(plan: LoadPlan, servers: RunningLaunch) -> RungRecord:
+    load = servers.run_load(plan)
+    return RungRecord(0, plan.concurrency, (load,), servers.read_power(*load.window))
+
+
 def ask(folder: Path, path: str) -> requests.Response:
     (lease,) = read_leases(folder / "leases").leases
     method = "POST" if path == "/flush_cache" else "GET"
@@ -76,7 +80,7 @@ def test_the_servers_running_count_is_not_the_concurrency(tmp_path: Path) -> Non
     with launch(tmp_path, four_slots) as servers:
         watcher = threading.Thread(target=watch)
         watcher.start()
-        rung = measure_rung(0, replace(PLAN, concurrency=32), servers)
+        rung = measure(replace(PLAN, concurrency=32), servers)
         is_over.set()
         watcher.join()
     assert 0 < statistics.median(told) <= 8
@@ -100,11 +104,11 @@ def test_no_phase_starts_while_ghosts_of_the_last_one_run(tmp_path: Path) -> Non
 def test_a_foreign_process_on_our_gpu_is_a_reason(tmp_path: Path) -> None:
     params: Params = {"pp_size": 2, "max_running_requests": 16}
     with launch(tmp_path, params) as servers:
-        alone = measure_rung(0, PLAN, servers)
+        alone = measure(PLAN, servers)
         with subprocess.Popen(["sleep", "600"], start_new_session=True) as stranger:
             seat = GpuWriter(tmp_path / "machine", 1, identify(stranger.pid))
             seat.hold(1 << 20)
-            shared = measure_rung(1, replace(PLAN, phase="rung-1"), servers)
+            shared = measure(replace(PLAN, phase="rung-1"), servers)
             seat.leave()
             stranger.kill()
         uuids = [gpu.uuid for gpu in EmulatedGpus(tmp_path / "machine", Clock()).gpus()]
