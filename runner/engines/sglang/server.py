@@ -98,7 +98,7 @@ class _Running:
     port: int
     listeners: frozenset[ProcessId]
 
-    def check_same(self, log_path: str) -> None:
+    def check_same(self) -> None:
         """Raise ServerFailed when another process has taken the place of the one that started.
 
         The program that we start may be a wrapper, which lives on and starts the server again.
@@ -108,10 +108,9 @@ class _Running:
             return
         before = ", ".join(str(process.pid) for process in self.listeners)
         by = ", ".join(str(process.pid) for process in now) or "none"
-        raise ServerFailed(
+        raise self.link.dead_or(
             f"the server was restarted while it was measured: process {before} listened on its "
-            f"port at the start, now {by}",
-            log_path,
+            f"port at the start, now {by}"
         )
 
 
@@ -204,7 +203,7 @@ class Server:
         """Raise ServerFailed with the reason if the server is dead, in part, or was replaced."""
         running = self._require_running()
         running.link.check_alive()
-        running.check_same(self._log_path)
+        running.check_same()
 
     def start_phase(self) -> str:
         """The phase of the start that runs now; from any thread."""
