@@ -2,9 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-from runner.trial import Lengths
+
+@dataclass(frozen=True, slots=True)
+class Lengths:
+    """A law of token counts: `kind` is fixed, uniform, normal or recorded.
+
+    fixed: a; uniform: integers a..b inclusive; normal: mean a, standard deviation b, at least 1;
+    recorded: drawn from `values`. Two `paired` laws of one plan are the columns of one record: a
+    request takes both counts from the same row.
+    """
+
+    kind: str
+    a: float = 0.0
+    b: float = 0.0
+    values: tuple[int, ...] = ()
+    paired: bool = False
+
+    @classmethod
+    def fixed(cls, tokens: int) -> Lengths:
+        """Every request has `tokens` tokens."""
+        return cls("fixed", tokens)
 
 
 def written_mean(lengths: Lengths) -> float:

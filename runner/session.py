@@ -18,12 +18,13 @@ from types import FrameType
 from runner.cluster.executor import Executor
 from runner.config import MAY_CHANGE, complete, diff, dump
 from runner.engines.lease import end_orphans, end_own
-from runner.errors import ConfigError, Interrupted, StudyError
+from runner.errors import ConfigError, Interrupted, RunnerError, StudyError
 from runner.held_launch import HeldLaunch
 from runner.insight.live import Note, StudyEnded, StudyStarted
 from runner.insight.ranking import rank
 from runner.insight.report import print_report, report_document
 from runner.insight.terminal import view_for
+from runner.measure.idle import require_power
 from runner.record.background import BackgroundTracker
 from runner.record.environment import describe_environment
 from runner.record.store import StudyState, StudyStore
@@ -64,13 +65,31 @@ def run_session(request: SessionRequest) -> int:
         search = open_search(store, settings)
         uri = settings.tracking_uri or store.mlflow_uri
         tracker = BackgroundTracker(lambda: Tracker(uri, store, settings))
-        launches = HeldLaunch(lambda: request.open_executor(settings, store), store, view)
+        launches = HeldLaunch(lambda: open_machine(request, store), store, view)
         study = Study(settings, store, search, tracker, launches, view)
         with interruptible(launches, store, request.command):
             drive(study, request.command)
         search.close()
     show_report(request)
     return 0 if any(r.outcome is Outcome.COMPLETE for r in store.results()) else 1
+
+
+def open_machine(request: SessionRequest, store: StudyStore) -> Executor:
+    """Open the executor; the GPUs are read once per study, before its first launch.
+
+    Raises StudyError when the study asks for power that its GPUs do not tell.
+    """
+    executor = request.open_executor(request.settings, store)
+    try:
+        idle = store.read_idle()
+        if idle is None:
+            idle = executor.idle_gpus()
+            store.write_idle(idle)
+        require_power(request.settings, idle)
+    except RunnerError:
+        executor.close()
+        raise
+    return executor
 
 
 def drive(study: Study, command: str) -> None:
@@ -162,9 +181,9 @@ def show_report(request: SessionRequest) -> None:
     """Print the report: the table, or one JSON document."""
     settings = request.settings
     store = StudyStore(request.home, settings.name)
-    results = store.results()
+    results, idle = store.results(), store.read_idle() or ()
     if request.as_json:
-        print(json.dumps(report_document(results, settings)))
+        print(json.dumps(report_document(results, settings, idle)))
         return
     state = store.progress().state
-    print_report(results, settings, sys.stdout, state, request.home_option)
+    print_report(results, settings, sys.stdout, state, request.home_option, idle)

@@ -27,10 +27,12 @@ from runner.kinds import (
     Stage,
     TrialLengths,
 )
+from runner.lengths import Lengths
 
-__all__ = [  # words of kinds.py that belong to these: everyone finds them here
+__all__ = [  # words of other files that belong to these: everyone finds them here
     "Arrivals",
     "EngineKind",
+    "Lengths",
     "LoadProtocol",
     "LoadStart",
     "Outcome",
@@ -41,27 +43,6 @@ __all__ = [  # words of kinds.py that belong to these: everyone finds them here
 
 ParamValue: TypeAlias = bool | int | float | str
 Params: TypeAlias = Mapping[str, ParamValue]
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """A law of token counts: `kind` is fixed, uniform, normal or recorded.
-
-    fixed: a; uniform: integers a..b inclusive; normal: mean a, standard deviation b, at least 1;
-    recorded: drawn from `values`. Two `paired` laws of one plan are the columns of one record: a
-    request takes both counts from the same row.
-    """
-
-    kind: str
-    a: float = 0.0
-    b: float = 0.0
-    values: tuple[int, ...] = ()
-    paired: bool = False
-
-    @classmethod
-    def fixed(cls, tokens: int) -> Lengths:
-        """Every request has `tokens` tokens."""
-        return cls("fixed", tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,10 +107,14 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClientHealth:
-    """What the load generator says of itself: CPU share of its process, worst loop lag."""
+    """What the load generator says of itself: CPU share of its process, worst loop lag.
+
+    `clock_jump_s`: how far the machine's clocks jumped, or its time stood still, at once.
+    """
 
     cpu_share: float
     max_lag_s: float
+    clock_jump_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,7 +137,10 @@ class LoadRun:
 
 @dataclass(frozen=True, slots=True)
 class PowerSample:
-    """One reading of one GPU. None: the sensor does not offer that value."""
+    """One reading of one GPU. None: the sensor does not offer that value.
+
+    `foreign_pid`: a process that is none of ours held memory there; None: none was seen.
+    """
 
     time_s: float
     gpu_uuid: str
@@ -162,6 +150,7 @@ class PowerSample:
     memory_used_bytes: int | None
     sm_clock_mhz: float | None
     throttled: bool | None
+    foreign_pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from runner.measure.idle import IdleGpu
 from runner.trial import LaunchSpec, RunningServers
 
 
@@ -64,6 +65,13 @@ class Executor(Protocol):
             Infeasible, ServerFailed: the setting cannot run, or a server died while starting.
             ClusterLost: an actor, node or port was lost.
             Interrupted: `interrupt` was called.
+        """
+        ...
+
+    def idle_gpus(self) -> tuple[IdleGpu, ...]:
+        """Read the GPUs that the study may use for a few seconds, with no server of it running.
+
+        Raises ClusterLost if one cannot be read.
         """
         ...
 

@@ -11,9 +11,11 @@ from rich.text import Text
 
 from runner.insight.confirmation import lengths_document
 from runner.insight.output import print_for_people
+from runner.insight.power_words import power_document
 from runner.insight.ranking import rank
 from runner.insight.summary import Row, Summary, Unfinished, summarize
 from runner.insight.words import format_number
+from runner.measure.idle import IdleGpu
 from runner.record.codec import encode
 from runner.record.store import StudyState
 from runner.settings import StudySettings
@@ -32,8 +34,10 @@ LEGEND = {
 }
 
 
-def report_document(results: Sequence[TrialResult], settings: StudySettings) -> dict[str, object]:
-    """The JSON answer of `runner report`: best, contenders, baselines and every trial.
+def report_document(
+    results: Sequence[TrialResult], settings: StudySettings, idle: Sequence[IdleGpu] = ()
+) -> dict[str, object]:
+    """The JSON answer of `runner report`: best, contenders, baselines, every trial, the power.
 
     Where the search had other lengths than the workload, `lengths` has both orders.
     """
@@ -45,6 +49,7 @@ def report_document(results: Sequence[TrialResult], settings: StudySettings) -> 
         "contenders": [setting.number for setting in ranking.contenders],
         "baselines": [encode(result) for result in _last_of_each_baseline(ordered)],
         "trials": [encode(result) for result in ordered],
+        "power": power_document(ranking, idle),
         **({} if lengths is None else {"lengths": lengths}),
     }
 
@@ -55,12 +60,14 @@ def print_report(
     stream: TextIO,
     state: StudyState | None = None,
     home_option: str = "",
+    idle: Sequence[IdleGpu] = (),
 ) -> None:
     """Print the table, best first, then the verdict and what to do next.
 
     `state` None: not said. `home_option` is put behind each printed command, ` --home /data`.
+    `idle`: the GPUs before the study's first launch.
     """
-    summary = summarize(results, settings)
+    summary = summarize(results, settings, idle)
     steps = [f"{words:<19} {command}{home_option}" for words, command in _steps(settings, state)]
     print_for_people(stream, lambda console: _render(console, summary, state, steps))
 
@@ -81,7 +88,7 @@ def _render(
         console.print(Text("\nNot measured to the end", style="bold"))
         console.print(_unfinished_table(summary))
     console.print()
-    for sentence in summary.verdict:
+    for sentence in (*summary.verdict, *summary.power):
         console.print(Text(sentence))
     console.print()
     for step in steps:
@@ -163,6 +170,8 @@ def _legend(summary: Summary, shown: Sequence[int]) -> list[str]:
     notes.append(f"W, tok/J, TTFT, TPOT at C={summary.objective.concurrency:g}")
     notes.append("n measurements")
     notes += ["SLO requests that meet every limit"] if summary.has_limits else []
+    if any(row.power_w is None for row in summary.rows):
+        notes.append("W - unavailable")
     if hidden := [str(c) for c in summary.ladder if c not in shown]:
         notes.append(f"no room for C={', '.join(hidden)}")
     return notes

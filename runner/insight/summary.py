@@ -7,10 +7,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from runner.insight.confirmation import confirmation_words, lengths_title
+from runner.insight.power_words import power_words
 from runner.insight.ranking import Ranking, Setting, rank
 from runner.insight.words import format_number, format_value
 from runner.label import setting_label
 from runner.lengths import law_words
+from runner.measure.idle import IdleGpu
 from runner.settings import Objective, StudySettings
 from runner.trial import EngineKind, Outcome, RungResult, TrialLengths, TrialResult
 
@@ -60,7 +62,8 @@ class Summary:
     """A whole report. `ladder` are the concurrencies of Row.throughput and Row.power, ascending.
 
     Where finalists were measured at the user's own lengths, `rows` are these, and `searched_rows`
-    all settings by the lengths of the search; the titles say so, else both are empty.
+    all settings by the lengths of the search; the titles say so, else both are empty. `power` are
+    sentences on what the GPUs draw, idle and at the best setting, and may draw.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Summary:
     rows: tuple[Row, ...]
     unfinished: tuple[Unfinished, ...]
     verdict: tuple[str, ...]
+    power: tuple[str, ...] = ()
     rows_title: str = ""
     searched_rows: tuple[Row, ...] = ()
     searched_title: str = ""
@@ -86,7 +90,9 @@ class Summary:
         return self.objective.metric in ROW_METRICS
 
 
-def summarize(results: Sequence[TrialResult], settings: StudySettings) -> Summary:
+def summarize(
+    results: Sequence[TrialResult], settings: StudySettings, idle: Sequence[IdleGpu] = ()
+) -> Summary:
     """Everything a report shows of a study so far."""
     ranking = rank(results, settings)
     searched = () if ranking.searched is None else ranking.searched.settings
@@ -100,6 +106,7 @@ def summarize(results: Sequence[TrialResult], settings: StudySettings) -> Summar
         rows=tuple(_row(setting, ranking, ladder) for setting in ranking.settings),
         unfinished=tuple(_unfinished(results)),
         verdict=tuple(_verdict(ranking, results, settings)),
+        power=tuple(power_words(ranking, idle)),
         rows_title=lengths_title(ranking.lengths, settings),
         searched_rows=tuple(_row(each, ranking.searched or ranking, ladder) for each in searched),
         searched_title=lengths_title(TrialLengths.SEARCH, settings) if searched else "",
