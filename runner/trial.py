@@ -39,6 +39,13 @@ class LoadProtocol(StrEnum):
     OPEN_LOOP = "open_loop"
 
 
+class Arrivals(StrEnum):
+    """How the requests of an open loop follow each other."""
+
+    POISSON = "poisson"
+    CONSTANT = "constant"
+
+
 class Outcome(StrEnum):
     """How a trial ended."""
 
@@ -97,6 +104,10 @@ class LoadPlan:
     `min_window_s` of steady state, not after `max_window_s`; a warm-up (`is_warmup`) ends when
     every stream has finished one request. Prompts derive from `seed` and `phase` alone, so no two
     phases share a prompt (but for the `shared_prefix` share of each prompt).
+
+    With `requests` the load is a counted one (measure/counted.py): it ends when that many have
+    ended, keeps what it has when it is cut short, and tells the servers to drop its own requests
+    only. `silence_s`: a request fails when no byte of it came for so long; None: never.
     """
 
     phase: str
@@ -111,6 +122,9 @@ class LoadPlan:
     min_window_s: float = 10.0
     max_window_s: float = 120.0
     is_warmup: bool = False
+    requests: int | None = None
+    silence_s: float | None = None
+    arrivals: Arrivals = Arrivals.POISSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +159,10 @@ class ClientHealth:
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """Everything one phase of load produced; the window is [window_start_s, window_end_s]."""
+    """Everything one phase of load produced; the window is [window_start_s, window_end_s].
+
+    `cut_short` says why a counted load ended before all of its requests had.
+    """
 
     records: tuple[RequestRecord, ...]
     started_s: float
@@ -153,6 +170,7 @@ class LoadRun:
     window_end_s: float
     is_steady: bool
     client: ClientHealth
+    cut_short: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from runner.load.pool import Pool
 from runner.load.reply import Reply
 from runner.load.stock import RequestStock
 from runner.load.workload import PlannedRequest, RequestSource
+from runner.measure.counted import CountedRule
 from runner.measure.window import Window, WindowRule
 from runner.trial import LoadPlan, LoadProtocol, LoadRun, RequestRecord, RequestStatus
 
@@ -35,6 +36,8 @@ class LoadProgress:
     output_tokens: int
     finished: int
     output_throughput: float
+    in_flight: int = 0
+    failed: int = 0
 
 
 @dataclass(slots=True)
@@ -44,6 +47,7 @@ class Totals:
     output_tokens: int = 0
     finished: int = 0
     failed: int = 0
+    failed_in_a_row: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -57,6 +61,13 @@ class Flight:
     send_s: float
 
 
+def rule_for(plan: LoadPlan, started_s: float) -> WindowRule | CountedRule:
+    """What says when a load ends."""
+    if plan.requests is None:
+        return WindowRule(plan, started_s)
+    return CountedRule(plan.requests, started_s)
+
+
 class Phase:
     """Drives one plan, or one shard of it, on an event loop of its own."""
 
@@ -68,7 +79,13 @@ class Phase:
         self._streams = range(shard, plan.concurrency, shards)
         if not self._streams:
             raise ValueError(f"{shards} shards for a concurrency of {plan.concurrency}")
-        self._plan = replace(plan, concurrency=len(self._streams))
+        count = plan.requests
+        self._plan = replace(
+            plan,
+            concurrency=len(self._streams),
+            requests=None if count is None else len(range(shard, count, shards)),
+        )
+        self._sent = 0
         self._clock = clock
         self._shards = shards
         self._targets = targets
@@ -91,18 +108,19 @@ class Phase:
         try:
             await self._connect()
             started_s = self._clock.now_s()
-            self._rule = WindowRule(self._plan, started_s)
+            self._rule = rule_for(self._plan, started_s)
             health.start()
             self._start(started_s)
             self._spawn(self._watch())
             if on_progress is not None:
                 self._spawn(self._tell(on_progress))
-            window = await self._stopped
+            window, cut_short = await self._last(started_s)
         finally:
             health.stop()
             await self._cut()
         if self._totals.output_tokens == 0:
-            raise LoadFailed(f"no output token came in {window.end_s - started_s:.0f} s of load")
+            silent = f"no output token came in {window.end_s - started_s:.0f} s of load"
+            raise LoadFailed(cut_short or (self._failures() if self._totals.failed else silent))
         return LoadRun(
             records=tuple(sorted(self._records, key=lambda record: record.send_s)),
             started_s=started_s,
@@ -110,7 +128,18 @@ class Phase:
             window_end_s=window.end_s,
             is_steady=window.is_steady,
             client=health.health(window.start_s, window.end_s),
+            cut_short=cut_short,
         )
+
+    async def _last(self, started_s: float) -> tuple[Window, str | None]:
+        """The window, and why it ends early; a load that is not a counted one raises instead."""
+        try:
+            return await self._stopped, None
+        except (LoadFailed, asyncio.CancelledError) as err:
+            if self._plan.requests is None:
+                raise
+            window = Window(started_s, self._clock.now_s(), is_steady=False)
+            return window, str(err) or "it was interrupted"
 
     # What is sent.
 
@@ -137,17 +166,26 @@ class Phase:
             self._spawn(self._stock.keep_full())
 
     async def _repeat(self, place: int) -> None:
-        while True:
+        while self._claim():
             await self._request(place)
 
+    def _claim(self) -> bool:
+        """Whether one more request may be sent; it then counts as sent."""
+        if self._plan.requests is None:
+            return True
+        self._sent += 1
+        return self._sent <= self._plan.requests
+
     async def _arrive(self, started_s: float) -> None:
-        """Poisson arrivals; every shard walks through all arrivals and sends its own."""
+        """An open loop; every shard walks through all arrivals and sends its own."""
         if self._plan.rate is None or self._plan.rate <= 0:
             raise ValueError("an open loop needs a rate above 0")
         due_s, arrival = started_s, 0
         while True:
             due_s += self._source.arrival_gap(arrival) / self._plan.rate
             if arrival % self._shards == self._streams.start:
+                if not self._claim():
+                    return
                 wait_s = self._clock.wall_duration_s(due_s - self._clock.now_s())
                 await asyncio.sleep(max(wait_s, 0.0))
                 place = arrival % len(self._targets)
@@ -174,7 +212,7 @@ class Phase:
             self._finish(request, target, reply, self._clock.now_s())
             return
         address = pool.address
-        data = post(address.name, address.prefix + target.api.path, body)
+        data = post(address.name, address.prefix + target.api.path, body, target.key)
         flight = Flight(request, target, connection, reply, connection.begin(data, reply))
         self._flights.add(flight)
         await connection.end()
@@ -188,9 +226,11 @@ class Phase:
         now_s = self._clock.now_s()
         if reply.error is None and reply.last_s is not None:
             self._record(request, target, reply, send_s, reply.last_s, RequestStatus.OK)
+            self._totals.failed_in_a_row = 0
         else:
             self._record(request, target, reply, send_s, now_s, RequestStatus.FAILED)
             self._totals.failed += 1
+            self._totals.failed_in_a_row += 1
         self._totals.finished += 1
         self._check_failures()
         self._look(now_s)
@@ -225,16 +265,23 @@ class Phase:
     def _check_failures(self) -> None:
         """Give up when all of the first requests failed, or over 10 % of at least 20.
 
-        A failure comes sooner than a whole reply, so every stream has its say first.
+        A failure comes sooner than a whole reply, so every stream has its say first. A counted
+        load counts failures as part of its answer, and gives up when 20 in a row failed.
         """
         ended, failed = self._totals.finished, self._totals.failed
-        is_start_lost = failed == ended >= self._plan.concurrency
-        is_enough = ended >= max(FEWEST_ENDED, self._plan.concurrency)
-        is_too_many = is_enough and failed > MAX_FAILED_SHARE * ended
-        if (is_start_lost or is_too_many) and not self._stopped.done():
-            errors = [record.error for record in self._records if record.error is not None]
-            message = f"{failed} of {ended} requests failed; the first: {errors[0]}"
-            self._stopped.set_exception(LoadFailed(message))
+        enough = max(FEWEST_ENDED, self._plan.concurrency)
+        is_lost = failed == ended >= self._plan.concurrency
+        if self._plan.requests is None:
+            is_lost = is_lost or (ended >= enough and failed > MAX_FAILED_SHARE * ended)
+        else:
+            is_lost = is_lost or self._totals.failed_in_a_row >= enough
+        if is_lost and not self._stopped.done():
+            self._stopped.set_exception(LoadFailed(self._failures()))
+
+    def _failures(self) -> str:
+        ended, failed = self._totals.finished, self._totals.failed
+        errors = [record.error for record in self._records if record.error is not None]
+        return f"{failed} of {ended} requests failed; the first: {errors[0]}"
 
     # When it stops.
 
@@ -242,7 +289,17 @@ class Phase:
         interval_s = self._clock.wall_duration_s(self._rule.check_interval_s)
         while True:
             await asyncio.sleep(max(interval_s, SHORTEST_LOOK_S))
-            self._look(self._clock.now_s())
+            now_s = self._clock.now_s()
+            self._look(now_s)
+            if self._plan.silence_s is not None:
+                self._end_silent(now_s, self._plan.silence_s)
+
+    def _end_silent(self, now_s: float, silence_s: float) -> None:
+        for flight in tuple(self._flights):
+            heard_s = flight.send_s if flight.reply.last_s is None else flight.reply.last_s
+            if now_s - heard_s >= silence_s:
+                flight.reply.fail(f"no byte of the reply came for {silence_s:g} s")
+                flight.connection.close()
 
     def _look(self, now_s: float) -> None:
         window = self._rule.observe(now_s, self._totals.output_tokens, self._totals.finished)
@@ -255,7 +312,12 @@ class Phase:
             await asyncio.sleep(PROGRESS_INTERVAL_S)
             now_s, tokens = self._clock.now_s(), self._totals.output_tokens
             rate = (tokens - before) / (now_s - before_s)
-            on_progress(LoadProgress(now_s, tokens, self._totals.finished, rate))
+            totals = self._totals
+            on_progress(
+                LoadProgress(
+                    now_s, tokens, totals.finished, rate, len(self._flights), totals.failed
+                )
+            )
             before_s, before = now_s, tokens
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -296,22 +358,24 @@ class Phase:
         for place, target in enumerate(self._targets):
             ids = [f.request.request_id for f in running if f.target is target]
             if ids:
-                await self._abort(self._pools[place].address, ids)
+                await self._abort(self._pools[place].address, ids, target.key)
 
-    async def _abort(self, address: Address, request_ids: Sequence[str]) -> None:
+    async def _abort(self, address: Address, request_ids: Sequence[str], key: str | None) -> None:
         """Ask a server to drop our requests. A server that cannot answer is found out elsewhere.
 
         A lone generator drops everything, which also ends requests the server lost sight of; one
-        of several shards drops only its own.
+        of several shards drops only its own, and so does a counted load: others may use the
+        server too.
         """
         bodies: list[dict[str, object]] = [{"rid": each} for each in request_ids]
-        if self._shards == 1:
+        if self._shards == 1 and self._plan.requests is None:
             bodies = [{"rid": "", "abort_all": True}]
         try:
             async with asyncio.timeout(ABORT_DEADLINE_S):
                 connection = await Connection.open(address, self._clock)
                 for body in bodies:
-                    data = post(address.name, f"{address.prefix}/abort_request", encode(body))
+                    path = f"{address.prefix}/abort_request"
+                    data = post(address.name, path, encode(body), key)
                     connection.begin(data, Reply(Totals()))
                     await connection.end()
                 connection.close()

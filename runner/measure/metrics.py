@@ -164,6 +164,32 @@ def itls_s(record: RequestRecord) -> Iterator[tuple[float, float]]:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Tokens of one window; `prompt` and `cached` of requests whose first token arrived in it."""
+
+    prompt: int
+    cached: int
+    output: int
+
+
+def token_counts(load: LoadRun, window: Span) -> TokenCounts:
+    """What the rates of a window are made of."""
+    served = list(_served(load))
+    begun = [record for record in served if _is_in(record.first_token_s, window)]
+    return TokenCounts(
+        prompt=sum(record.prompt_tokens for record in begun),
+        cached=sum(record.cached_tokens for record in begun),
+        output=sum(_is_in(time_s, window) for record in served for time_s in record.token_s),
+    )
+
+
+def attainment(load: LoadRun, window: Span, limit: SloLimit) -> float | None:
+    """The share of the requests that ended OK in the window and keep a limit themselves."""
+    ended = _ended(load, window)
+    return sum(_meets(record, limit) for record in ended) / len(ended) if ended else None
+
+
+@dataclass(frozen=True, slots=True)
 class _Counts:
     output_tokens: int
     prompt_tokens: int
