@@ -46,7 +46,12 @@ class Address:
             port = parts.port or (443 if parts.scheme == "https" else 80)
         except ValueError as err:
             raise ConfigError(f"{url!r} is no server address: {err}") from err
-        is_more = parts.username is not None or parts.query or parts.fragment
+        if parts.username is not None or parts.password is not None:
+            raise ConfigError(
+                f"the address of {parts.hostname} has a user name or password in it, which is no "
+                "part of a server address; write http://HOST:PORT or https://HOST:PORT"
+            )
+        is_more = parts.query or parts.fragment
         if parts.scheme not in {"http", "https"} or not parts.hostname or is_more:
             raise ConfigError(
                 f"{url!r} is no server address; write http://HOST:PORT or https://HOST:PORT"
