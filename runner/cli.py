@@ -160,7 +160,36 @@ def add_load(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="the interface: /generate (default), /v1/completions or /v1/chat/completions",
     )
     load.add_argument("--model", metavar="NAME", help="default: what the server says it serves")
-    how = load.add_argument_group("how requests are sent").add_mutually_exclusive_group()
+    add_requests(load)
+    judged = load.add_argument_group("what is asked of the server")
+    judged.add_argument(
+        "--slo",
+        action="append",
+        default=[],
+        metavar="METRIC=SECONDS",
+        help="a latency limit such as ttft_s.p99=2.0, of ttft_s, tpot_s, itl_s or e2e_s, as mean, "
+        "p50, p90 or p99; may be given again; a missed one makes the exit code 1",
+    )
+    judged.add_argument(
+        "--timeout",
+        default="600",
+        metavar="S",
+        help="a request fails when no byte came for S seconds (default: 600)",
+    )
+    load.add_argument(
+        "--api-key-env",
+        metavar="NAME",
+        help="the environment variable that holds the server's key (sent as a bearer token)",
+    )
+    load.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    load.add_argument("--home", help=argparse.SUPPRESS)  # every command takes it
+    load.set_defaults(run="run_load")
+
+
+def add_requests(load: argparse.ArgumentParser) -> None:
+    """How a load sends its requests, and which."""
+    sending = load.add_argument_group("how requests are sent")
+    how = sending.add_mutually_exclusive_group()
     how.add_argument(
         "--concurrency",
         type=count,
@@ -171,7 +200,7 @@ def add_load(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         "--rate", metavar="R", help="send R requests per second, whatever the server does"
     )
     how.add_argument("--burst", action="store_true", help="send all requests at once")
-    load.add_argument(
+    sending.add_argument(
         "--arrivals",
         choices=["poisson", "constant"],
         help="with --rate: at random (poisson, default) or evenly (constant)",
@@ -210,29 +239,6 @@ def add_load(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> N
         help="requests sent before, that do not count (default: one per stream, at most 8 without "
         "streams; 0: none)",
     )
-    judged = load.add_argument_group("what is asked of the server")
-    judged.add_argument(
-        "--slo",
-        action="append",
-        default=[],
-        metavar="METRIC=SECONDS",
-        help="a latency limit such as ttft_s.p99=2.0, of ttft_s, tpot_s, itl_s or e2e_s, as mean, "
-        "p50, p90 or p99; may be given again; a missed one makes the exit code 1",
-    )
-    judged.add_argument(
-        "--timeout",
-        default="600",
-        metavar="S",
-        help="a request fails when no byte came for S seconds (default: 600)",
-    )
-    load.add_argument(
-        "--api-key-env",
-        metavar="NAME",
-        help="the environment variable that holds the server's key (sent as a bearer token)",
-    )
-    load.add_argument("--json", action="store_true", help="one JSON document on stdout")
-    load.add_argument("--home", help=argparse.SUPPRESS)  # every command takes it
-    load.set_defaults(run="run_load")
 
 
 def add_reading(

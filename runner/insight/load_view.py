@@ -21,7 +21,7 @@ from runner.load.client import Target
 from runner.load.generator import LoadProgress
 from runner.trial import Arrivals, Distribution, LoadPlan, LoadProtocol
 
-BAR_WIDTH = 24
+BAR_WIDTH = 12
 LINE_EVERY_S = 5.0  # where nothing can be overwritten
 REFRESH_PER_SECOND = 2
 LEAST_SHARE = 0.02  # a smaller share says nothing of the time that is left
@@ -77,12 +77,16 @@ class LoadView:
 
     def _picture(self) -> RenderableType:
         row = Table.grid(padding=PADDING)
+        for _ in range(3):
+            row.add_column(no_wrap=True, overflow="ellipsis")
         bar = ProgressBar(self._requests, min(self._progress.finished, self._requests), BAR_WIDTH)
         row.add_row(Text(self._what, style="bold"), bar, Text(self._words()))
         return row
 
     def _words(self) -> str:
         seen = self._progress
+        if seen.in_flight == seen.finished == 0:
+            return "starting"
         words = f"{seen.finished} of {self._requests} requests, {seen.in_flight} in flight"
         if seen.failed:
             words += f", {seen.failed} failed"

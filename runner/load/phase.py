@@ -273,10 +273,14 @@ class Phase:
         is_lost = failed == ended >= self._plan.concurrency
         if self._plan.requests is None:
             is_lost = is_lost or (ended >= enough and failed > MAX_FAILED_SHARE * ended)
-        else:
-            is_lost = is_lost or self._totals.failed_in_a_row >= enough
         if is_lost and not self._stopped.done():
             self._stopped.set_exception(LoadFailed(self._failures()))
+        in_a_row = self._totals.failed_in_a_row
+        if self._plan.requests is not None and in_a_row >= enough and not self._stopped.done():
+            error = self._records[-1].error
+            self._stopped.set_exception(
+                LoadFailed(f"the last {in_a_row} requests failed; the last: {error}")
+            )
 
     def _failures(self) -> str:
         ended, failed = self._totals.finished, self._totals.failed

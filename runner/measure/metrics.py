@@ -33,8 +33,10 @@ output_throughput_halfwidth  95 %, batch means (measure/window.py); None for a b
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import sub
 from typing import TypeAlias
 
 from runner.errors import ConfigError
@@ -179,7 +181,7 @@ def token_counts(load: LoadRun, window: Span) -> TokenCounts:
     return TokenCounts(
         prompt=sum(record.prompt_tokens for record in begun),
         cached=sum(record.cached_tokens for record in begun),
-        output=sum(_is_in(time_s, window) for record in served for time_s in record.token_s),
+        output=sum(_tokens_in(record, window) for record in served),
     )
 
 
@@ -201,7 +203,7 @@ def _count(load: LoadRun, window: Span, slo: Sequence[SloLimit]) -> _Counts:
     served = list(_served(load))
     ended = _ended(load, window)
     return _Counts(
-        output_tokens=sum(_is_in(time_s, window) for r in served for time_s in r.token_s),
+        output_tokens=sum(_tokens_in(record, window) for record in served),
         prompt_tokens=sum(r.prompt_tokens for r in served if _is_in(r.first_token_s, window)),
         requests=len(ended),
         good_requests=sum(all(_meets(record, limit) for limit in slo) for record in ended),
@@ -224,6 +226,11 @@ def _is_in(time_s: float | None, window: Span) -> bool:
     return time_s is not None and window[0] < time_s <= window[1]
 
 
+def _tokens_in(record: RequestRecord, window: Span) -> int:
+    """How many tokens arrived in the window; token times ascend."""
+    return bisect_right(record.token_s, window[1]) - bisect_right(record.token_s, window[0])
+
+
 def _overlap_s(record: RequestRecord, window: Span) -> float:
     return max(min(record.end_s, window[1]) - max(record.send_s, window[0]), 0.0)
 
@@ -236,6 +243,12 @@ def _ttfts_s(load: LoadRun, window: Span) -> Iterator[float]:
 
 def _itls_in_window_s(load: LoadRun, window: Span) -> Iterator[float]:
     for record in _served(load):
+        times_s = record.token_s
+        gaps_s = list(map(sub, times_s[1:], times_s))
+        if all(gaps_s):  # no two tokens were read together, which is quick to count
+            first = max(bisect_right(times_s, window[0]), 1)
+            yield from gaps_s[first - 1 : max(bisect_right(times_s, window[1]), 1) - 1]
+            continue
         for time_s, itl_s in itls_s(record):
             if _is_in(time_s, window):
                 yield itl_s
