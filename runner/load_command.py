@@ -29,7 +29,7 @@ from runner.load.inquiry import REFUSED, ServerFacts, ask_server, check_reachabl
 from runner.measure.metrics import LATENCIES, STATISTICS
 from runner.settings import SloLimit
 from runner.study_file.mistake import unknown
-from runner.trial import Arrivals, Lengths, LoadPlan, LoadProtocol, LoadRun
+from runner.trial import Arrivals, Lengths, LoadPlan, LoadProtocol, LoadRun, LoadStart
 
 STREAMS = 8
 REQUESTS_PER_STREAM = 10
@@ -195,6 +195,7 @@ def read_order(args: argparse.Namespace) -> LoadOrder:
         seed=secrets.randbelow(SEEDS) if args.seed is None else args.seed,
         rate=rate,
         shared_prefix=read_share(args.shared_prefix),
+        start=LoadStart.TOGETHER,
         requests=requests,
         silence_s=read_number("--timeout", args.timeout, "a number of seconds above 0", 0.0),
         arrivals=Arrivals(args.arrivals or Arrivals.POISSON),

@@ -37,9 +37,10 @@ RATES = ("output_throughput", "total_throughput", "request_throughput", "goodput
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """All metrics over one span of the load."""
+    """All metrics over one span of the load, which is the window of `load`."""
 
     result: RungResult
+    load: LoadRun
     tokens: TokenCounts
 
 
@@ -93,7 +94,7 @@ def judge_load(load: LoadRun, plan: LoadPlan, slo: Sequence[SloLimit]) -> LoadRe
     # The ramp-up and the tail belong to the totals, so they are judged as those of a burst.
     totals = _part(load, replace(plan, protocol=LoadProtocol.BURST), whole, slo)
     window = None if steady is None else _part(load, plan, steady, slo)
-    part, span = (totals, whole) if window is None or steady is None else (window, steady)
+    part = window or totals
     reasons = [load.cut_short and f"the load ended early: {load.cut_short}"]
     reasons += [_shortness(load, plan) if steady is None else drift_reason(load, plan, steady)]
     reasons += part.result.reasons
@@ -107,7 +108,7 @@ def judge_load(load: LoadRun, plan: LoadPlan, slo: Sequence[SloLimit]) -> LoadRe
             LimitCheck(
                 limit,
                 metric_value(part.result, f"{limit.metric}.{limit.percentile}"),
-                attainment(load, span, limit),
+                attainment(part.load, limit),
             )
             for limit in slo
         ),
@@ -148,8 +149,8 @@ def load_document(
 def _part(load: LoadRun, plan: LoadPlan, span: Span, slo: Sequence[SloLimit]) -> Part:
     start_s, end_s = span
     seen = replace(load, window_start_s=start_s, window_end_s=end_s, is_steady=True)
-    rung = RungRecord(position=0, concurrency=plan.concurrency, load=seen, power=())
-    return Part(judge_rung(rung, slo, plan), token_counts(load, span))
+    rung = RungRecord(position=0, concurrency=plan.concurrency, loads=(seen,), power=())
+    return Part(judge_rung(rung, slo, plan), seen, token_counts(seen))
 
 
 def _shortness(load: LoadRun, plan: LoadPlan) -> str | None:
@@ -187,7 +188,6 @@ def _part_document(part: Part, first_s: float) -> dict[str, object]:
         "cached_tokens": tokens.cached,
         "output_tokens": tokens.output,
         **{name: getattr(result, name) for name in RATES},
-        "output_throughput_halfwidth": result.output_throughput_halfwidth,
         "achieved_concurrency": result.achieved_concurrency,
         **{name: None if value is None else asdict(value) for name, value in latencies.items()},
     }

@@ -9,23 +9,32 @@ from typing import Any
 
 from runner.clock import Clock
 from runner.errors import LoadFailed
-from runner.load.api import encode, post
+from runner.load.abort import abort
+from runner.load.api import post
 from runner.load.client import Address, Connection, Target
 from runner.load.health import HealthMonitor
 from runner.load.pool import Pool
+from runner.load.ramp import Ramp
 from runner.load.reply import Reply
 from runner.load.stock import RequestStock
-from runner.load.workload import PlannedRequest, RequestSource
-from runner.measure.counted import CountedRule
-from runner.measure.window import Window, WindowRule
-from runner.trial import LoadPlan, LoadProtocol, LoadRun, RequestRecord, RequestStatus
+from runner.load.totals import Totals
+from runner.load.workload import PlannedRequest, RequestSource, mean_tokens
+from runner.measure.counted import rule_for
+from runner.measure.window import Counts, Window
+from runner.trial import (
+    LoadPlan,
+    LoadProtocol,
+    LoadRun,
+    LoadStart,
+    RequestRecord,
+    RequestStatus,
+)
 
 SPARE_CONNECTIONS = 8
 PROGRESS_INTERVAL_S = 0.5  # of the wall
 SHORTEST_LOOK_S = 0.005  # of the wall
-ABORT_DEADLINE_S = 5.0  # of the wall
-FEWEST_ENDED = 20
-MAX_FAILED_SHARE = 0.1
+RAMP_LOOK_S = 0.02  # of the wall
+SHORTEST_HANG_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,16 +49,6 @@ class LoadProgress:
     failed: int = 0
 
 
-@dataclass(slots=True)
-class Totals:
-    """Running totals of a load."""
-
-    output_tokens: int = 0
-    finished: int = 0
-    failed: int = 0
-    failed_in_a_row: int = 0
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Flight:
     """A request on its way."""
@@ -59,13 +58,6 @@ class Flight:
     connection: Connection
     reply: Reply
     send_s: float
-
-
-def rule_for(plan: LoadPlan, started_s: float) -> WindowRule | CountedRule:
-    """What says when a load ends."""
-    if plan.requests is None:
-        return WindowRule(plan, started_s)
-    return CountedRule(plan.requests, started_s)
 
 
 class Phase:
@@ -85,11 +77,12 @@ class Phase:
             concurrency=len(self._streams),
             requests=None if count is None else len(range(shard, count, shards)),
         )
-        self._sent = 0
+        self._claimed = 0
         self._clock = clock
         self._shards = shards
         self._targets = targets
         self._source = RequestSource(plan, shard, shards)
+        self._ramp = Ramp(len(self._streams), mean_tokens(plan.output_tokens))
         first = targets[0]
         self._stock = RequestStock(self._source, first.api, first.model, len(self._streams))
         self._pools = [Pool(Address.of(target.url), clock) for target in targets]
@@ -120,7 +113,7 @@ class Phase:
             await self._cut()
         if self._totals.output_tokens == 0:
             silent = f"no output token came in {window.end_s - started_s:.0f} s of load"
-            raise LoadFailed(cut_short or (self._failures() if self._totals.failed else silent))
+            raise LoadFailed(cut_short or self._totals.failures() or silent)
         return LoadRun(
             records=tuple(sorted(self._records, key=lambda record: record.send_s)),
             started_s=started_s,
@@ -128,6 +121,7 @@ class Phase:
             window_end_s=window.end_s,
             is_steady=window.is_steady,
             client=health.health(window.start_s, window.end_s),
+            start=self._plan.start,
             cut_short=cut_short,
         )
 
@@ -146,24 +140,56 @@ class Phase:
     async def _connect(self) -> None:
         for place, pool in enumerate(self._pools):
             streams = sum(stream % len(self._pools) == place for stream in self._streams)
-            is_open_loop = self._plan.protocol is LoadProtocol.OPEN_LOOP
+            is_spread = self._is_open_loop or self._is_gradual
             try:
-                await pool.fill(SPARE_CONNECTIONS if is_open_loop else streams)
+                await pool.fill(min(SPARE_CONNECTIONS, streams) if is_spread else streams)
             except OSError as err:
                 raise LoadFailed(f"cannot connect to {self._targets[place].url}: {err}") from err
 
     def _start(self, started_s: float) -> None:
-        plan = self._plan
-        if plan.protocol is LoadProtocol.OPEN_LOOP and not plan.is_warmup:
+        if self._is_open_loop:
             self._spawn(self._stock.keep_full())
             self._spawn(self._arrive(started_s))
-            return
-        is_single = plan.is_warmup or plan.protocol is LoadProtocol.BURST
-        for stream in self._streams:
-            place = stream % len(self._targets)
-            self._spawn(self._request(place) if is_single else self._repeat(place))
-        if not is_single:
+        elif self._is_replacing:
             self._spawn(self._stock.keep_full())
+            self._spawn(self._begin_streams())
+        else:
+            for stream in self._streams:
+                self._spawn(self._request(stream % len(self._targets)))
+            self._ramp.start_all(started_s)
+
+    @property
+    def _is_open_loop(self) -> bool:
+        return self._plan.protocol is LoadProtocol.OPEN_LOOP and not self._plan.is_warmup
+
+    @property
+    def _is_replacing(self) -> bool:
+        return self._plan.protocol is LoadProtocol.CLOSED_LOOP and not self._plan.is_warmup
+
+    @property
+    def _is_gradual(self) -> bool:
+        return self._is_replacing and self._plan.start is LoadStart.GRADUAL
+
+    async def _begin_streams(self) -> None:
+        """Begin the streams of a closed loop, together or one after another (load/ramp.py)."""
+        for stream in self._streams:
+            if self._is_gradual and self._ramp.started:
+                await self._until_due()
+            self._ramp.start(self._clock.now_s())
+            place = stream % len(self._targets)
+            self._spawn(self._repeat(place))
+            if self._is_gradual and self._pools[place].idle < SPARE_CONNECTIONS // 2:
+                self._spawn(self._refill(place))
+
+    async def _until_due(self) -> None:
+        """Wait for the time of the next stream; it moves as the first tokens show how fast."""
+        while True:
+            now_s = self._clock.now_s()
+            due_s = self._ramp.due_s(now_s, self._totals.output_tokens)
+            if due_s is not None and due_s <= now_s:
+                return
+            wait_s = RAMP_LOOK_S if due_s is None else self._clock.wall_duration_s(due_s - now_s)
+            await asyncio.sleep(min(wait_s, RAMP_LOOK_S))
 
     async def _repeat(self, place: int) -> None:
         while self._claim():
@@ -173,8 +199,8 @@ class Phase:
         """Whether one more request may be sent; it then counts as sent."""
         if self._plan.requests is None:
             return True
-        self._sent += 1
-        return self._sent <= self._plan.requests
+        self._claimed += 1
+        return self._claimed <= self._plan.requests
 
     async def _arrive(self, started_s: float) -> None:
         """An open loop; every shard walks through all arrivals and sends its own."""
@@ -204,6 +230,7 @@ class Phase:
         """Send one request to a target and record how it ended."""
         target, pool = self._targets[place], self._pools[place]
         request, body = self._stock.take()
+        self._totals.sent += 1
         reply = Reply(self._totals)
         try:
             connection = await pool.take()
@@ -226,12 +253,10 @@ class Phase:
         now_s = self._clock.now_s()
         if reply.error is None and reply.last_s is not None:
             self._record(request, target, reply, send_s, reply.last_s, RequestStatus.OK)
-            self._totals.failed_in_a_row = 0
         else:
+            reply.fail("the reply was empty")
             self._record(request, target, reply, send_s, now_s, RequestStatus.FAILED)
-            self._totals.failed += 1
-            self._totals.failed_in_a_row += 1
-        self._totals.finished += 1
+        self._totals.end(reply.error)
         self._check_failures()
         self._look(now_s)
 
@@ -263,40 +288,25 @@ class Phase:
         )
 
     def _check_failures(self) -> None:
-        """Give up when all of the first requests failed, or over 10 % of at least 20.
-
-        A failure comes sooner than a whole reply, so every stream has its say first. A counted
-        load counts failures as part of its answer, and gives up when 20 in a row failed.
-        """
-        ended, failed = self._totals.finished, self._totals.failed
-        enough = max(FEWEST_ENDED, self._plan.concurrency)
-        is_lost = failed == ended >= self._plan.concurrency
-        if self._plan.requests is None:
-            is_lost = is_lost or (ended >= enough and failed > MAX_FAILED_SHARE * ended)
-        if is_lost and not self._stopped.done():
-            self._stopped.set_exception(LoadFailed(self._failures()))
-        in_a_row = self._totals.failed_in_a_row
-        if self._plan.requests is not None and in_a_row >= enough and not self._stopped.done():
-            error = self._records[-1].error
-            self._stopped.set_exception(
-                LoadFailed(f"the last {in_a_row} requests failed; the last: {error}")
-            )
-
-    def _failures(self) -> str:
-        ended, failed = self._totals.finished, self._totals.failed
-        errors = [record.error for record in self._records if record.error is not None]
-        return f"{failed} of {ended} requests failed; the first: {errors[0]}"
+        reason = self._totals.reason_to_give_up(self._plan)
+        if reason is not None and not self._stopped.done():
+            self._stopped.set_exception(LoadFailed(reason))
 
     # When it stops.
 
     async def _watch(self) -> None:
         interval_s = self._clock.wall_duration_s(self._rule.check_interval_s)
+        heard, heard_s = 0, self._clock.now_s()
         while True:
             await asyncio.sleep(max(interval_s, SHORTEST_LOOK_S))
-            now_s = self._clock.now_s()
-            self._look(now_s)
-            if self._plan.silence_s is not None:
+            now_s, tokens = self._clock.now_s(), self._totals.output_tokens
+            if tokens > heard or not self._flights:
+                heard, heard_s = tokens, now_s
+            if self._plan.silence_s is None:
+                self._check_silence(now_s - heard_s)
+            else:
                 self._end_silent(now_s, self._plan.silence_s)
+            self._look(now_s)
 
     def _end_silent(self, now_s: float, silence_s: float) -> None:
         for flight in tuple(self._flights):
@@ -305,8 +315,24 @@ class Phase:
                 flight.reply.fail(f"no byte of the reply came for {silence_s:g} s")
                 flight.connection.close()
 
+    def _check_silence(self, silent_s: float) -> None:
+        """Servers that hold requests and send nothing for long hang."""
+        if silent_s < max(self._plan.max_window_s, SHORTEST_HANG_S) or self._stopped.done():
+            return
+        count = len(self._flights)
+        message = f"no output token came in {silent_s:.0f} s with {count} requests in flight"
+        self._stopped.set_exception(LoadFailed(message))
+
     def _look(self, now_s: float) -> None:
-        window = self._rule.observe(now_s, self._totals.output_tokens, self._totals.finished)
+        totals = self._totals
+        counts = Counts(
+            output_tokens=totals.output_tokens,
+            sent=totals.sent,
+            finished=totals.finished,
+            answering=totals.answered - totals.finished,
+            streams=self._ramp.started,
+        )
+        window = self._rule.observe(now_s, counts)
         if window is not None and not self._stopped.done():
             self._stopped.set_result(window)
 
@@ -359,29 +385,11 @@ class Phase:
             flight.connection.close()
         for pool in self._pools:
             pool.close()
+        # A lone generator drops everything, which also ends requests the server lost sight of; one
+        # of several shards only its own, and so does a counted load: others may use the server too.
+        is_alone = self._shards == 1 and self._plan.requests is None
         for place, target in enumerate(self._targets):
             ids = [f.request.request_id for f in running if f.target is target]
             if ids:
-                await self._abort(self._pools[place].address, ids, target.key)
-
-    async def _abort(self, address: Address, request_ids: Sequence[str], key: str | None) -> None:
-        """Ask a server to drop our requests. A server that cannot answer is found out elsewhere.
-
-        A lone generator drops everything, which also ends requests the server lost sight of; one
-        of several shards drops only its own, and so does a counted load: others may use the
-        server too.
-        """
-        bodies: list[dict[str, object]] = [{"rid": each} for each in request_ids]
-        if self._shards == 1 and self._plan.requests is None:
-            bodies = [{"rid": "", "abort_all": True}]
-        try:
-            async with asyncio.timeout(ABORT_DEADLINE_S):
-                connection = await Connection.open(address, self._clock)
-                for body in bodies:
-                    path = f"{address.prefix}/abort_request"
-                    data = post(address.name, path, encode(body), key)
-                    connection.begin(data, Reply(Totals()))
-                    await connection.end()
-                connection.close()
-        except (OSError, TimeoutError):
-            return
+                dropped = None if is_alone else ids
+                await abort(self._pools[place].address, self._clock, target.key, dropped)

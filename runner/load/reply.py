@@ -21,9 +21,10 @@ _LONGEST_ERROR: Final = 300
 
 
 class TokenCounter(Protocol):
-    """Whoever wants the running total of output tokens."""
+    """Whoever wants running totals: output tokens, and requests that have begun to answer."""
 
     output_tokens: int
+    answered: int
 
 
 class Reply:
@@ -76,6 +77,7 @@ class Reply:
             self._earlier, self._before_last, self._last = self._before_last, self._last, event
             new = int(number[1]) - self._count
             if new > 0:
+                self._total.answered += not self._count
                 self._count += new
                 self._total.output_tokens += new
                 self.token_s.extend([now_s] * new)

@@ -26,7 +26,16 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from runner.measure.window import DRIFT, SWING, Window, batch_edges, batch_rates, drift_of
+from runner.measure.window import (
+    DRIFT,
+    SWING,
+    Counts,
+    Window,
+    WindowRule,
+    batch_edges,
+    batch_rates,
+    drift_of,
+)
 from runner.trial import LoadPlan, LoadProtocol, LoadRun, RequestRecord, RequestStatus
 
 RAMP_UP_DURATIONS = 3.0
@@ -44,11 +53,18 @@ class CountedRule:
         self._requests = requests
         self._started_s = started_s
 
-    def observe(self, now_s: float, _output_tokens: int, finished_requests: int) -> Window | None:
+    def observe(self, now_s: float, counts: Counts) -> Window | None:
         """Take the totals since the start of the load; a Window means: all have ended."""
-        if finished_requests < self._requests:
+        if counts.finished < self._requests:
             return None
         return Window(self._started_s, now_s, is_steady=True)
+
+
+def rule_for(plan: LoadPlan, started_s: float) -> WindowRule | CountedRule:
+    """What says when a load of this plan ends."""
+    if plan.requests is None:
+        return WindowRule(plan, started_s)
+    return CountedRule(plan.requests, started_s)
 
 
 def whole_span(load: LoadRun) -> Span:
@@ -122,7 +138,7 @@ def drift_reason(load: LoadRun, plan: LoadPlan, span: Span) -> str | None:
     is_many = plan.protocol is LoadProtocol.OPEN_LOOP or len(period_ends_s) > 1
     drift, noise = drift_of(rates)
     share = drift / statistics.fmean(rates)
-    if abs(drift) <= noise or abs(share) <= (DRIFT if is_many else SWING) * plan.precision:
+    if abs(drift) <= noise or abs(share) <= (DRIFT if is_many else SWING):
         return None
     return f"not steady: the token rate changed by {share:+.0%} from the window's first half on"
 

@@ -43,7 +43,7 @@ def measure(streams: int, seconds: float) -> str:
             cpu_s = time.thread_time() - cpu_s
         finally:
             server.terminate()
-    rung = judge_rung(RungRecord(0, streams, load, ()), (), plan)
+    rung = judge_rung(RungRecord(0, streams, (load,), ()), (), plan)
     tokens = sum(record.output_tokens for record in load.records)
     share = load.client.cpu_share / rung.output_throughput * 1e6
     assert rung.itl_s is not None

@@ -32,8 +32,8 @@ ABORTED = 'POST /abort_request HTTP/1.1" 200'
 PART_KEYS = {
     *("start_s", "duration_s", "requests", "errors"),
     *("prompt_tokens", "cached_tokens", "output_tokens"),
-    *("output_throughput", "output_throughput_halfwidth", "total_throughput"),
-    *("request_throughput", "goodput", "achieved_concurrency"),
+    *("output_throughput", "total_throughput", "request_throughput"),
+    *("goodput", "achieved_concurrency"),
     *("ttft_s", "tpot_s", "itl_s", "e2e_s"),
 }
 

@@ -14,6 +14,7 @@ from runner.measure.counted import (
     steady_span,
     whole_span,
 )
+from runner.measure.window import Counts
 from runner.trial import (
     ClientHealth,
     Lengths,
@@ -63,8 +64,8 @@ def closed_loop(requests: int, duration_s: float = 1.0, start_s: float = 100.0) 
 
 def test_a_counted_load_is_over_when_all_have_ended() -> None:
     rule = CountedRule(5, 10.0)
-    assert rule.observe(12.0, 1000, 4) is None
-    window = rule.observe(13.0, 1000, 5)
+    assert rule.observe(12.0, Counts(1000, 5, 4, 1, 2)) is None
+    window = rule.observe(13.0, Counts(1000, 5, 5, 0, 2))
     assert window is not None
     assert (window.start_s, window.end_s, window.is_steady) == (10.0, 13.0, True)
 
