@@ -28,6 +28,7 @@ from tests.scripted_server import Body, ScriptedServer, plain_reply
 FLAGS = ("--profile", "cpu-blocking-pp2", "--pp-size", "2", "--max-running-requests", "16")
 SMALL = ("--input-tokens", "16", "--output-tokens", "8")
 SERVED = 'POST /generate HTTP/1.1" 200'
+COMPLETED = 'POST /v1/completions HTTP/1.1" 200'
 ABORTED = 'POST /abort_request HTTP/1.1" 200'
 PART_KEYS = {
     *("start_s", "duration_s", "requests", "errors"),
@@ -199,12 +200,13 @@ def test_ctrl_c_shows_what_was_measured(server: EmulatedProcess) -> None:
 def test_ctrl_c_leaves_the_requests_of_others_alone(server: EmulatedProcess) -> None:
     options = ("--concurrency", "2", "--requests", "1000")
     seen, aborts = server.log.count(SERVED), server.log.count(ABORTED)
+    completed = server.log.count(COMPLETED)
     with (
         start(server.url, *options) as other,
         start(server.url, *options, "--api", "completions") as process,
     ):
         wait_for(lambda: server.log.count(SERVED) > seen + 4, "requests of the other")
-        wait_for(lambda: server.log.count("POST /v1/completions") > 4, "requests of ours")
+        wait_for(lambda: server.log.count(COMPLETED) > completed + 4, "requests of ours")
         process.send_signal(signal.SIGINT)
         process.communicate(timeout=60)
         assert process.returncode == 130
