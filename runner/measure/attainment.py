@@ -17,7 +17,7 @@ class Attainment:
     high: float
 
 
-def attainment(good: int, ended: int) -> Attainment | None:
+def share_with_bounds(good: int, ended: int) -> Attainment | None:
     """The share `good / ended` with Wilson's score interval; None when no request ended.
 
     E. B. Wilson, "Probable inference, the law of succession, and statistical inference", Journal

@@ -10,17 +10,21 @@ nothing. Where it asks for three or more, of a closed loop of two or more stream
 second: a restart whose streams begin together, while those of the others begin gradually
 (load/ramp.py). A setting that forgets how it was started gives the probe the rate of the others.
 
-halfwidth = t * sqrt(max(s^2, w^2) / n) + d
+halfwidth = t * sqrt(max(s^2, w^2) / n) + e
 
 n     restarts that count; t: Student's t at 97.5 %, n - 1 degrees of freedom
 s     the standard deviation of their rates
 w     what their windows alone explain: the root mean square of the standard errors of their batch
       means (measure/window.py), so that rates which agree by luck claim no more than a window can
-d     |rate of the probe - mean| where its prediction interval, t * sqrt((1 + 1/n) * max(s^2, w^2)),
-      does not hold it; else 0
+e     |mean rate of the second halves of the windows - mean|: what still creeps within a window,
+      which may be less than its noise, goes on behind it
 
-metastable: the probe is not held, or s^2 / w^2 is above Fisher's F at 99 % (three batches a window
-are assumed; windows of more have more degrees of freedom).
+The claim is about the long run after a gradual start. **Metastable** says that the load may as well
+stay elsewhere for long: the probe lies outside its prediction interval, t * sqrt((1 + 1/n) *
+max(s^2, w^2)) around the mean, or s^2 / w^2 is above Fisher's F at 99 % (three batches a window are
+assumed; windows of more have more degrees of freedom). Its spread is that of all restarts, the
+probe included. Replies of equal length that begin together stay in step: a closed loop of them is
+often metastable.
 
 More restarts follow while the half-width is above `precision` of the mean and `MOST` of them would
 bring it there if s stayed what it is.
@@ -71,19 +75,28 @@ def claim(plan: LoadPlan, loads: Sequence[LoadRun]) -> RateClaim:
     record = RungRecord(0, plan.concurrency, tuple(loads), ())
     probes = [load for load in loads if load not in record.counted]
     noises = [window_error(plan, load) for load in record.counted]
+    is_burst = plan.protocol is LoadProtocol.BURST
     return claim_of(
         [output_rate(load) for load in record.counted],
-        [noise for noise in noises if noise is not None],
-        output_rate(probes[0]) if probes else None,
+        errors=[noise for noise in noises if noise is not None],
+        later=[] if is_burst else [output_rate(second_half(load)) for load in record.counted],
+        probe=output_rate(probes[0]) if probes else None,
     )
 
 
-def claim_of(rates: Sequence[float], errors: Sequence[float], probe: float | None) -> RateClaim:
+def claim_of(
+    rates: Sequence[float],
+    *,
+    errors: Sequence[float] = (),
+    later: Sequence[float] = (),
+    probe: float | None = None,
+) -> RateClaim:
     """The claim of this module from the rates of restarts.
 
     Args:
         rates: the rate of each restart that counts, at least one.
         errors: the standard error of each, as its own window shows it; empty: not known.
+        later: the rate of the second half of each window; empty: not known.
         probe: the rate of the probe; None: there is none.
     """
     mean = statistics.fmean(rates)
@@ -95,11 +108,11 @@ def claim_of(rates: Sequence[float], errors: Sequence[float], probe: float | Non
     t = STUDENT_T[min(count, len(STUDENT_T) + 1) - 2]
     fisher = FISHER_F[min(count, len(FISHER_F) + 1) - 2]
     variance = max(between, within)
-    off = 0.0 if probe is None else abs(probe - mean)
-    if off <= t * math.sqrt((1 + 1 / count) * variance):
-        off = 0.0
+    creep = abs(statistics.fmean(later) - mean) if later else 0.0
+    reach = t * math.sqrt((1 + 1 / count) * variance)
+    is_apart = probe is not None and abs(probe - mean) > reach
     is_uneven = within > 0 and between > fisher * within
-    return RateClaim(mean, t * math.sqrt(variance / count) + off, off > 0 or is_uneven)
+    return RateClaim(mean, t * math.sqrt(variance / count) + creep, is_apart or is_uneven)
 
 
 def output_rate(load: LoadRun) -> float:
@@ -114,6 +127,11 @@ def output_rate(load: LoadRun) -> float:
         for time_s in record.token_s
     )
     return count / (end_s - start_s)
+
+
+def second_half(load: LoadRun) -> LoadRun:
+    """The same load, of which only the second half of its window counts."""
+    return replace(load, window_start_s=sum(load.window) / 2)
 
 
 def window_error(plan: LoadPlan, load: LoadRun) -> float | None:
@@ -143,9 +161,7 @@ def _is_worth_more(plan: LoadPlan, loads: Sequence[LoadRun]) -> bool:
     rates = [output_rate(load) for load in record.counted]
     found = claim(plan, loads)
     wanted = plan.precision * found.mean
-    if len(rates) >= MOST or found.is_metastable:
-        return False
-    if found.halfwidth is None or found.halfwidth <= wanted:
+    if len(rates) >= MOST or found.halfwidth is None or found.halfwidth <= wanted:
         return False
     best = STUDENT_T[MOST - 2] * math.sqrt(statistics.variance(rates) / MOST)
     return best <= wanted

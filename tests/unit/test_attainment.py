@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.measure.attainment import Z_95, attainment, excess_s
+from runner.measure.attainment import Z_95, excess_s, share_with_bounds
 from runner.measure.metrics import judge_rung
 from runner.settings import SloLimit
 from runner.trial import RequestStatus
@@ -19,7 +19,7 @@ from tests.unit.test_metrics import ALL, record, rung
     [(8, 10, 0.4902, 0.9433), (0, 10, 0.0, 0.2775), (10, 10, 0.7225, 1.0), (1, 2, 0.0945, 0.9055)],
 )
 def test_the_interval_of_a_share(good: int, ended: int, low: float, high: float) -> None:
-    found = attainment(good, ended)
+    found = share_with_bounds(good, ended)
     assert found is not None
     assert found.share == good / ended
     assert found.low == pytest.approx(low, abs=1e-4)
@@ -31,7 +31,7 @@ def test_every_interval_holds_its_share_and_its_bounds_solve_the_equation(
     ended: int, part: float
 ) -> None:
     good = round(part * ended)
-    found = attainment(good, ended)
+    found = share_with_bounds(good, ended)
     assert found is not None
     assert 0.0 <= found.low <= found.share <= found.high <= 1.0
     for bound in (found.low, found.high):
@@ -40,7 +40,7 @@ def test_every_interval_holds_its_share_and_its_bounds_solve_the_equation(
 
 
 def test_without_requests_there_is_no_share() -> None:
-    assert attainment(0, 0) is None
+    assert share_with_bounds(0, 0) is None
 
 
 def test_a_rung_counts_failed_requests_as_missing_the_limits() -> None:
