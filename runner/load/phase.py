@@ -176,10 +176,7 @@ class Phase:
             if self._is_gradual and self._ramp.started:
                 await self._until_due()
             self._ramp.start(self._clock.now_s())
-            place = stream % len(self._targets)
-            self._spawn(self._repeat(place))
-            if self._is_gradual and self._pools[place].idle < SPARE_CONNECTIONS // 2:
-                self._spawn(self._refill(place))
+            self._spawn(self._repeat(stream % len(self._targets)))
 
     async def _until_due(self) -> None:
         """Wait for the time of the next stream; it moves as the first tokens show how fast."""

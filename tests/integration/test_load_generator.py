@@ -21,6 +21,7 @@ from runner.trial import (
     LoadPlan,
     LoadProtocol,
     LoadRun,
+    LoadStart,
     RequestStatus,
     RungRecord,
 )
@@ -179,7 +180,7 @@ def test_a_server_that_never_answers_is_a_failed_load() -> None:
 
     with (
         ScriptedServer(script) as server,
-        pytest.raises(LoadFailed, match=r"no output token came in 1. s of load"),
+        pytest.raises(LoadFailed, match=r"no output token came in 6. s with 1 requests in flight"),
     ):
         drive(replace(LOOP, max_window_s=5.0), server, clock=Clock(20.0))
     assert server.aborts == [{"rid": "", "abort_all": True}]
@@ -325,7 +326,8 @@ def test_cancel_ends_a_load_and_frees_the_server() -> None:
         canceller = threading.Thread(target=cancel)
         canceller.start()
         with pytest.raises(Interrupted):
-            generator.run(replace(LOOP, max_window_s=1e6), [Target(0, server.url)])
+            plan = replace(LOOP, max_window_s=1e6, start=LoadStart.TOGETHER)
+            generator.run(plan, [Target(0, server.url)])
         canceller.join()
         assert server.aborts == [{"rid": "", "abort_all": True}]
     # The generator can be used again.
