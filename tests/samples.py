@@ -22,8 +22,10 @@ from runner.trial import (
     EngineKind,
     Lengths,
     LoadProtocol,
+    LoadStart,
     Outcome,
     ParamValue,
+    RestartResult,
     RungResult,
     TrialResult,
 )
@@ -83,7 +85,7 @@ def make_rung(concurrency: int, output_throughput: float, **changes: Any) -> Run
         "window_start_s": 0.0,
         "window_s": 20.0,
         "output_throughput": output_throughput,
-        "output_throughput_halfwidth": 0.005 * output_throughput,
+        "output_throughput_halfwidth": None,
         "total_throughput": 3.0 * output_throughput,
         "request_throughput": output_throughput / 128,
         "goodput": None,
@@ -122,6 +124,28 @@ def make_result(number: int, throughput: float | None, **changes: Any) -> TrialR
         "rungs": rungs,
     }
     return TrialResult(**{**fields, **changes})
+
+
+def claimed_rung(throughput: float, halfwidth: float, probe: float | None = None) -> RungResult:
+    """The objective's rung of a re-measurement: three restarts and a probe, which may differ."""
+    starts = [LoadStart.GRADUAL, LoadStart.TOGETHER, LoadStart.GRADUAL, LoadStart.GRADUAL]
+    restarts = tuple(
+        RestartResult(
+            start,
+            counts=start is LoadStart.GRADUAL,
+            window_start_s=100.0 * place,
+            window_s=20.0,
+            output_throughput=throughput if probe is None or place != 1 else probe,
+        )
+        for place, start in enumerate(starts)
+    )
+    return make_rung(
+        32,
+        throughput,
+        output_throughput_halfwidth=halfwidth,
+        restarts=restarts,
+        metastable=probe is not None,
+    )
 
 
 def make_ladder(throughput: float) -> tuple[RungResult, ...]:

@@ -1,7 +1,9 @@
 """Which setting won, and what is only noise. Pure: words in, words out.
 
 A setting is one point of the search space: a complete trial and its re-measurements (trials that
-repeat it). Its value is the mean over these measurements.
+repeat it). Its value is the mean over those that claim a precision from restarts of their load
+(measure/restarts.py), or over all when none does: a search trial that was chosen because it was
+high is high partly by luck.
 
 - Measurements with other lengths of replies are never compared or averaged. Where finalists were
   measured at the user's own lengths, these alone are ranked; the ranking by the lengths of the
@@ -11,12 +13,14 @@ repeat it). Its value is the mean over these measurements.
 - An unconfirmed setting never leads: once searched settings were re-measured, the leader is one
   that was measured as often as any of them. The highest of many single measurements is partly
   luck, and the finalists were re-measured to take that luck out.
-- Noise is the relative 95 % half-width of one measurement: from the spread between measurements
-  of the same setting where there are any (a single window cannot see it: the state of a pipeline
-  can last longer than a window), else from the half-width each window reports, and never below
-  the precision the study asks for.
-- Contenders are the settings that cannot be told from the leader at that noise. With several
-  objectives they are the settings that no other setting beats in every one.
+- Noise is the relative 95 % half-width of one measurement that claims nothing: from the spread
+  between measurements of the same setting where there are any (a single window cannot see it: the
+  state of a pipeline can last longer than a window), else the median of what measurements claim,
+  and never below the precision the study asks for.
+- Two settings cannot be told apart when they differ by less than the root of the sum of squares of
+  their half-widths: what their measurements claim, or else the noise. Contenders are the settings
+  that cannot be told from the leader. With several objectives they are the settings that no other
+  setting beats in every one.
 """
 
 from __future__ import annotations
@@ -56,20 +60,25 @@ class Setting:
         return self.result.params
 
     @property
+    def counted(self) -> tuple[TrialResult, ...]:
+        """The measurements that make the value: those that claim a precision, else all."""
+        return tuple(m for m in self.measurements if _claims(m)) or self.measurements
+
+    @property
     def values(self) -> tuple[float, ...]:
-        """The mean of each objective over the measurements."""
-        columns = zip(*(m.values for m in self.measurements), strict=True)
+        """The mean of each objective over the measurements that count."""
+        columns = zip(*(m.values for m in self.counted), strict=True)
         return tuple(_mean(column) for column in columns)
 
     @property
     def violation(self) -> float:
         """By how much the latency limits are missed; 0 when all are kept."""
-        columns = zip(*(m.constraints for m in self.measurements), strict=True)
+        columns = zip(*(m.constraints for m in self.counted), strict=True)
         return sum(max(0.0, _mean(column)) for column in columns)
 
     def rungs_at(self, concurrency: float) -> tuple[RungResult, ...]:
-        """What each measurement saw at one concurrency."""
-        rungs = (rung for m in self.measurements for rung in m.rungs)
+        """What each measurement that counts saw at one concurrency."""
+        rungs = (rung for m in self.counted for rung in m.rungs)
         return tuple(rung for rung in rungs if rung.concurrency == concurrency)
 
 
@@ -112,7 +121,14 @@ class Ranking:
 
     def is_noise(self, one: Setting, other: Setting) -> bool:
         """Whether two settings cannot be told apart in the first objective."""
-        return _is_noise(one, other, self.noise)
+        return _is_noise(one, other, self.noise, self.objectives[0])
+
+    def halfwidth(self, setting: Setting) -> float | None:
+        """The 95 % half-width of a setting's value as its measurements claim it; None: they do not.
+
+        It is of the first objective, when that is the output throughput.
+        """
+        return _claimed_halfwidth(setting, self.objectives[0])
 
 
 def rank(results: Sequence[TrialResult], settings: StudySettings) -> Ranking:
@@ -171,7 +187,8 @@ def _contenders(
     rivals = [s for s in ordered if (s.violation > 0.0) == (leader.violation > 0.0)]
     if len(settings.objectives) > 1:
         return [s for s in rivals if not any(_dominates(r, s, settings) for r in rivals)]
-    return [s for s in rivals if s is leader or _is_noise(s, leader, noise)]
+    objective = settings.objectives[0]
+    return [s for s in rivals if s is leader or _is_noise(s, leader, noise, objective)]
 
 
 def _dominates(one: Setting, other: Setting, settings: StudySettings) -> bool:
@@ -183,17 +200,34 @@ def _dominates(one: Setting, other: Setting, settings: StudySettings) -> bool:
     return min(gains) >= 0.0 and max(gains) > 0.0
 
 
-def _is_noise(one: Setting, other: Setting, noise: float) -> bool:
-    count, other_count = len(one.measurements), len(other.measurements)
+def _is_noise(one: Setting, other: Setting, noise: float, objective: Objective) -> bool:
     scale = max(abs(one.values[0]), abs(other.values[0]))
-    limit = noise * scale * math.sqrt(1.0 / count + 1.0 / other_count)
-    return abs(one.values[0] - other.values[0]) <= limit
+    widths = [
+        noise * scale / math.sqrt(len(setting.counted)) if claimed is None else claimed
+        for setting in (one, other)
+        for claimed in (_claimed_halfwidth(setting, objective),)
+    ]
+    return abs(one.values[0] - other.values[0]) <= math.hypot(*widths)
+
+
+def _claimed_halfwidth(setting: Setting, objective: Objective) -> float | None:
+    """Of the mean over measurements: the root of the sum of squares, by their number."""
+    if objective.metric != "output_throughput":
+        return None
+    rungs = setting.rungs_at(objective.concurrency)
+    widths = [rung.output_throughput_halfwidth for rung in rungs]
+    known = [width for width in widths if width is not None]
+    return math.hypot(*known) / len(known) if known and len(known) == len(rungs) else None
+
+
+def _claims(measurement: TrialResult) -> bool:
+    return any(rung.output_throughput_halfwidth is not None for rung in measurement.rungs)
 
 
 def _noise(groups: Sequence[Setting], settings: StudySettings) -> float:
     squares, freedom = 0.0, 0
     for setting in groups:
-        mean = setting.values[0]
+        mean = _mean([m.values[0] for m in setting.measurements])
         if len(setting.measurements) > 1 and mean:
             squares += sum((m.values[0] / mean - 1.0) ** 2 for m in setting.measurements)
             freedom += len(setting.measurements) - 1
@@ -204,7 +238,7 @@ def _noise(groups: Sequence[Setting], settings: StudySettings) -> float:
 
 
 def _reported_noise(groups: Sequence[Setting], settings: StudySettings) -> float:
-    """The median of the half-widths that the windows report at the first objective's rung."""
+    """The median of the half-widths that are claimed at the first objective's rung."""
     rungs = [r for s in groups for r in s.rungs_at(settings.objectives[0].concurrency)]
     widths = sorted(
         rung.output_throughput_halfwidth / rung.output_throughput

@@ -249,16 +249,33 @@ def _verdict(
     for name in dict.fromkeys(r.name for r in results if r.name and r.name not in measured):
         yield f"Baseline {name} has no value to compare with; see its reason above."
     yield _noise_words(ranking)
+    yield from _metastable_words(ranking)
     yield from _notes(ranking)
 
 
 def _interval_words(ranking: Ranking, best: Setting) -> str:
-    """How sure a confirmation is that was measured once: what its own window says."""
-    rungs, objective = best.rungs_at(ranking.objectives[0].concurrency), ranking.objectives[0]
-    if ranking.searched is None or len(rungs) != 1 or objective.metric != "output_throughput":
+    """` (95 %: +- 9, from 3 restarts)`: how sure the value is; empty where nothing is claimed."""
+    width = ranking.halfwidth(best)
+    if width is None:
         return ""
-    width, rate = rungs[0].output_throughput_halfwidth, rungs[0].output_throughput
-    return "" if width is None or rate <= 0.0 else f" (95 %: +- {100.0 * width / rate:.1f} %)"
+    rungs = best.rungs_at(ranking.objectives[0].concurrency)
+    restarts = sum(restart.counts for rung in rungs for restart in rung.restarts)
+    return f" (95 %: +- {format_number(width)}, from {_plural(restarts, 'restart')} of its load)"
+
+
+def _metastable_words(ranking: Ranking) -> Iterable[str]:
+    """For the contenders and baselines whose throughput depends on how their load began."""
+    concurrency = ranking.objectives[0].concurrency
+    shown = {each.number: each for each in (*ranking.contenders, *ranking.baselines)}
+    for setting in shown.values():
+        rungs = [rung for rung in setting.rungs_at(concurrency) if rung.metastable]
+        rates = [r.output_throughput for rung in rungs for r in rung.restarts]
+        if rates:
+            low, high = format_number(min(rates)), format_number(max(rates))
+            yield (
+                f"#{setting.number} is metastable: {low} to {high} tokens/s at C={concurrency:g}, "
+                "depending on how its load began."
+            )
 
 
 def _notes(ranking: Ranking) -> Iterable[str]:

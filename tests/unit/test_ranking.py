@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from runner.insight.ranking import Ranking, rank
 from runner.settings import Direction, MeasureSettings, Objective
 from runner.trial import Outcome, TrialResult
-from tests.samples import make_result, make_rung, make_settings
+from tests.samples import claimed_rung, make_result, make_rung, make_settings
 
 STUDY = make_settings()
 PRECISE = make_settings(measure=MeasureSettings(0.001, 10.0, 120.0, 1, 3))
@@ -135,6 +135,41 @@ def test_noise_is_the_spread_between_repeats_once_there_are_any() -> None:
     ranking = rank(results, STUDY)
     assert ranking.noise == pytest.approx(12.71 * 0.01 * 2**0.5)
     assert contenders(ranking) == [0, 2]  # one pair of measurements says little about noise
+
+
+def test_a_setting_is_worth_what_its_claims_say() -> None:
+    claimed = make_result(2, 90.0, repeat_of=0, rungs=(claimed_rung(90.0, 2.0),))
+    ranking = rank([make_result(0, 100.0), make_result(1, 80.0), claimed], STUDY)
+    assert ranking.settings[0].values == (90.0,)
+    assert [r.output_throughput for r in ranking.settings[0].rungs_at(32)] == [90.0]
+    assert ranking.halfwidth(ranking.settings[0]) == 2.0
+    assert ranking.halfwidth(ranking.settings[1]) is None
+
+
+def test_several_claims_are_averaged_and_their_error_shrinks() -> None:
+    claims = [
+        make_result(number, value, repeat_of=0, rungs=(claimed_rung(value, 2.0),))
+        for number, value in ((1, 90.0), (2, 94.0))
+    ]
+    ranking = rank([make_result(0, 100.0), *claims], STUDY)
+    assert ranking.settings[0].values == (92.0,)
+    assert ranking.halfwidth(ranking.settings[0]) == pytest.approx(2.0 / 2**0.5)
+
+
+@pytest.mark.parametrize(("other", "is_contender"), [(97.0, True), (96.0, False)])
+def test_claimed_settings_are_told_apart_by_what_they_claim(
+    other: float, *, is_contender: bool
+) -> None:
+    # 2 % each: apart from 2.83 on, whatever single measurements scatter.
+    results = [
+        make_result(0, 120.0),
+        make_result(1, 60.0),
+        make_result(2, 99.0, repeat_of=0, rungs=(claimed_rung(99.0, 2.0),)),
+        make_result(3, other, repeat_of=1, rungs=(claimed_rung(other, 2.0),)),
+    ]
+    ranking = rank(results, STUDY)
+    assert ranking.noise > 0.5
+    assert (1 in contenders(ranking)) is is_contender
 
 
 def test_more_repeats_make_noise_smaller() -> None:

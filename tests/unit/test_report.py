@@ -14,7 +14,7 @@ from runner.insight.words import format_number
 from runner.record.store import StudyState
 from runner.settings import Direction, Objective, StudySettings, Workload
 from runner.trial import Lengths, LoadProtocol, Outcome, TrialResult
-from tests.samples import PARAMS, make_ladder, make_result, make_rung, make_settings
+from tests.samples import PARAMS, claimed_rung, make_ladder, make_result, make_rung, make_settings
 
 STUDY = make_settings()
 BASELINE = {"tp_size": 1, "pp_size": 8, "pp_async_batch_depth": 0}
@@ -39,6 +39,11 @@ def printed(
     stream = io.StringIO()
     print_report(results, settings, stream, state)
     return stream.getvalue()
+
+
+def joined(text: str) -> str:
+    """Without the breaks of lines."""
+    return " ".join(text.split())
 
 
 def lines_of(text: str, start: str) -> list[str]:
@@ -244,3 +249,17 @@ def test_values_of_a_setting_are_means_of_its_measurements() -> None:
     row = summarize(results, STUDY).rows[0]
     assert row.throughput == (10.0, 40.0, 150.0)
     assert row.objective == 150.0
+
+
+def test_the_best_value_stands_with_its_interval() -> None:
+    claimed = make_result(2, 590.0, repeat_of=0, rungs=(claimed_rung(590.0, 8.6),))
+    text = printed([make_result(0, 612.0), claimed])
+    assert "590 tokens/s at C=32 (95 %: +- 8.60, from 3 restarts of its load)" in joined(text)
+    assert "metastable" not in text
+
+
+def test_a_setting_that_depends_on_its_start_is_called_metastable() -> None:
+    rung = claimed_rung(315.0, 12.0, probe=271.0)
+    text = printed([make_result(0, 312.0), make_result(1, 315.0, repeat_of=0, rungs=(rung,))])
+    words = "#0 is metastable: 271 to 315 tokens/s at C=32, depending on how its load began."
+    assert words in joined(text)
