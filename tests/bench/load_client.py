@@ -17,14 +17,14 @@ from runner.load.generator import LoadGenerator
 from runner.measure.metrics import judge_rung
 from runner.trial import Lengths, LoadPlan, LoadProtocol, RungRecord
 
-SERVER = Path(__file__).parent / "null_server.py"
+SERVER = "runner.load.null_server"
 TOKENS = 256
 
 
 def measure(streams: int, seconds: float) -> str:
     """One closed loop of `streams` against a server of its own; one line of figures."""
-    command = [sys.executable, str(SERVER), "--tokens", str(TOKENS)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+    command = [sys.executable, "-m", SERVER, "--tokens", str(TOKENS)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as server:
         try:
             assert server.stdout is not None
             target = Target(0, f"http://127.0.0.1:{int(server.stdout.readline())}")
