@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from typing import Final, Protocol
 
 _COUNT_KEY: Final = b'"completion_tokens":'
 _NUMBER: Final = re.compile(rb"\s*(\d+)")
 _IDS: Final = re.compile(rb'"output_ids":\s*\[([\d,\s]+)\]')
 _EVENT_END: Final = b"\n\n"
+_CRLF_END: Final = b"\r\n\r\n"  # as some servers end their lines; a stream keeps to one way
 _HTTP_OK: Final = 200
 _LONGEST_ERROR: Final = 300
 
@@ -31,9 +33,9 @@ class Reply:
 
     __slots__ = (
         "_before_last",
-        "_count",
-        "_earlier",
+        "_counted",
         "_last",
+        "_separator",
         "_tail",
         "_total",
         "error",
@@ -48,37 +50,52 @@ class Reply:
         self.is_done = False
         self.last_s: float | None = None
         self._total = total
-        self._count = 0
+        self._counted = 0
         self._tail = b""
+        self._separator = _EVENT_END
         self._last = b""
         self._before_last = b""
-        self._earlier = b""
 
     def feed(self, body: bytes, now_s: float) -> None:
         """Take the next bytes of the body, read from the socket at `now_s`."""
         self.last_s = now_s
         if self._tail:
             body = self._tail + body
-        end = body.rfind(_EVENT_END)
-        if end < 0:
-            self._tail = body
+        if self._separator not in body and _CRLF_END in body:
+            self._separator = _CRLF_END
+        *events, self._tail = body.split(self._separator)
+        for event in events:
+            self._take(event, now_s)
+
+    def feed_event(self, event: bytes, now_s: float) -> None:
+        """As `feed`, for the bytes of one whole event without the empty line after it."""
+        if not self._tail and event.rfind(_mark(len(self.token_s) + 1)) >= 0:
+            self.last_s = now_s
+            self._note(event)
+            self.token_s.append(now_s)
+            self._total.output_tokens += 1
+        else:
+            self.feed(event + _EVENT_END, now_s)
+
+    def _take(self, event: bytes, now_s: float) -> None:
+        place = event.rfind(_COUNT_KEY)
+        if place < 0:
+            self._take_other(event)
             return
-        self._tail = body[end + 2 :]
-        for event in body[:end].split(_EVENT_END):
-            place = event.rfind(_COUNT_KEY)
-            if place < 0:
-                self._take_other(event)
-                continue
-            number = _NUMBER.match(event, place + len(_COUNT_KEY))
-            if number is None:
-                self.fail(f"a token count cannot be read: {_shorten(event)}")
-                continue
-            self._earlier, self._before_last, self._last = self._before_last, self._last, event
-            new = int(number[1]) - self._count
-            if new > 0:
-                self._count += new
-                self._total.output_tokens += new
-                self.token_s.extend([now_s] * new)
+        number = _NUMBER.match(event, place + len(_COUNT_KEY))
+        if number is None:
+            self.fail(f"a token count cannot be read: {_shorten(event)}")
+            return
+        self._note(event)
+        new = int(number[1]) - len(self.token_s)
+        if new > 0:
+            self._total.output_tokens += new
+            self.token_s.extend([now_s] * new)
+
+    def _note(self, event: bytes) -> None:
+        self._counted += 1
+        self._before_last = self._last
+        self._last = event
 
     def fail(self, error: str) -> None:
         """Note why this request failed; the first cause stays."""
@@ -122,8 +139,8 @@ class Reply:
             self.fail("the stream ended without a finish reason")
         elif reason not in {"length", "stop"}:
             self.fail(f"the server finished the request with {reason!r}")
-        elif (sent := self._sent_ids()) not in {None, self._count}:
-            self.fail(f"the server counts {self._count} tokens but has sent {sent}")
+        elif (sent := self._sent_ids()) not in {None, len(self.token_s)}:
+            self.fail(f"the server counts {len(self.token_s)} tokens but has sent {sent}")
 
     def _sent_ids(self) -> int | None:
         """Token ids in the last event, None where that is not all of them.
@@ -133,9 +150,15 @@ class Reply:
         """
         before = self._before_last
         number = _NUMBER.match(before, before.rfind(_COUNT_KEY) + len(_COUNT_KEY))
-        if not self._earlier or number is None or _ids_in(before) != int(number[1]):
+        if self._counted < 3 or number is None or _ids_in(before) != int(number[1]):
             return None
         return _ids_in(self._last)
+
+
+@cache
+def _mark(count: int) -> bytes:
+    """How an event that has counted so many tokens says so, in the way most servers write JSON."""
+    return b"%s%d," % (_COUNT_KEY, count)
 
 
 def _ids_in(event: bytes) -> int | None:
