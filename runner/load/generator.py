@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable, Sequence
 
@@ -45,11 +46,13 @@ class LoadGenerator:
         task = loop.create_task(phase.run(on_progress))
         with self._lock:
             self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        gc.freeze()  # a full collection would walk through all the driver holds while tokens come
         try:
             return loop.run_until_complete(task)
         except asyncio.CancelledError as err:
             raise Interrupted("the load was stopped") from err
         finally:
+            gc.unfreeze()
             with self._lock:
                 self._cancel = None
             loop.close()

@@ -35,6 +35,7 @@ class Reply:
         "_before_last",
         "_counted",
         "_last",
+        "_parsed",
         "_separator",
         "_tail",
         "_total",
@@ -55,6 +56,7 @@ class Reply:
         self._separator = _EVENT_END
         self._last = b""
         self._before_last = b""
+        self._parsed: dict[str, object] | None = None
 
     def feed(self, body: bytes, now_s: float) -> None:
         """Take the next bytes of the body, read from the socket at `now_s`."""
@@ -113,7 +115,7 @@ class Reply:
 
     def usage(self) -> tuple[int | None, int]:
         """(prompt tokens, cached tokens) as the last event says; None: it does not say."""
-        event = _event_json(self._last)
+        event = self._last_parsed()
         usage = event.get("meta_info") or event.get("usage")
         if not isinstance(usage, dict):
             return None, 0
@@ -134,13 +136,21 @@ class Reply:
 
     def _check_finish(self) -> None:
         """The reason to finish is in the last event; OpenAI-like streams count once more after."""
-        reason = _finish_reason(self._last) or _finish_reason(self._before_last)
+        reason = _finish_reason(self._last_parsed())
+        if reason is None:
+            reason = _finish_reason(_event_json(self._before_last))
         if reason is None:
             self.fail("the stream ended without a finish reason")
         elif reason not in {"length", "stop"}:
             self.fail(f"the server finished the request with {reason!r}")
         elif (sent := self._sent_ids()) not in {None, len(self.token_s)}:
             self.fail(f"the server counts {len(self.token_s)} tokens but has sent {sent}")
+
+    def _last_parsed(self) -> dict[str, object]:
+        """The last event that counted; parsed when the reply is whole, and not again."""
+        if self._parsed is None or not self.is_done:
+            self._parsed = _event_json(self._last)
+        return self._parsed
 
     def _sent_ids(self) -> int | None:
         """Token ids in the last event, None where that is not all of them.
@@ -175,8 +185,7 @@ def _event_json(event: bytes) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def _finish_reason(event: bytes) -> str | None:
-    found = _event_json(event)
+def _finish_reason(found: dict[str, object]) -> str | None:
     holder = found.get("meta_info")
     choices = found.get("choices")
     if isinstance(choices, list) and choices:
