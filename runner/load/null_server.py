@@ -1,4 +1,4 @@
-"""A server without a model: every stream gets one prebuilt event per period, and nothing is counted.
+"""A server without a model: every stream gets one prebuilt event per period.
 
 `python -m runner.load.null_server --period 0.02 --tokens 256` prints its port and serves until the
 one who started it closes its standard input or dies. It exists so that what is measured against it
@@ -13,13 +13,14 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import re
 import select
 import socket
-import sys
 import time
 from array import array
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 
 BUCKETS = 20_000
@@ -107,12 +108,10 @@ class NullServer:
         self._clients: dict[int, Client] = {}
         self._poller = select.epoll()
         self._listener = socket.create_server(("127.0.0.1", 0), backlog=BACKLOG)
-        self._listener.setblocking(False)
+        self._listener.settimeout(0)
         self._poller.register(self._listener, select.EPOLLIN)
-        try:
+        with suppress(PermissionError):  # a file, not a pipe of the one who started us
             self._poller.register(STDIN, select.EPOLLIN)
-        except PermissionError:
-            pass  # a file, not a pipe of the one who started us
         self._is_over = False
         self._reset()
 
@@ -136,7 +135,7 @@ class NullServer:
             left_s = due_s - time.monotonic()
             for number, _ in self._poller.poll(max(left_s, 0.0)):
                 if number == STDIN:
-                    self._is_over = not sys.stdin.buffer.raw.read(READ_BYTES)  # type: ignore[attr-defined]
+                    self._is_over = not os.read(STDIN, READ_BYTES)
                 elif number == self._listener.fileno():
                     self._accept()
                 else:
@@ -182,7 +181,7 @@ class NullServer:
                 sock, _ = self._listener.accept()
             except BlockingIOError:
                 return
-            sock.setblocking(False)
+            sock.settimeout(0)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             self._clients[sock.fileno()] = Client(sock)
             self._poller.register(sock, select.EPOLLIN)
@@ -227,10 +226,10 @@ class NullServer:
             content = {"object": "list", "data": [{"id": MODEL, "object": "model"}]}
         body = json.dumps(content).encode()
         head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
-        client.rest = b""
-        client.sock.setblocking(True)
-        client.sock.sendall(head % len(body) + body)
-        client.sock.setblocking(False)
+        try:
+            client.sock.sendall(head % len(body) + body)
+        except OSError:
+            self._forget(client)
 
     def _reset(self) -> None:
         self._late, self._ttft = Histogram(), Histogram()

@@ -19,6 +19,7 @@ _IDS: Final = re.compile(rb'"output_ids":\s*\[([\d,\s]+)\]')
 _EVENT_END: Final = b"\n\n"
 _CRLF_END: Final = b"\r\n\r\n"  # as some servers end their lines; a stream keeps to one way
 _HTTP_OK: Final = 200
+_FEWEST_COUNTED: Final = 3  # a first, a last, and one in between
 _LONGEST_ERROR: Final = 300
 
 
@@ -160,7 +161,7 @@ class Reply:
         """
         before = self._before_last
         number = _NUMBER.match(before, before.rfind(_COUNT_KEY) + len(_COUNT_KEY))
-        if self._counted < 3 or number is None or _ids_in(before) != int(number[1]):
+        if self._counted < _FEWEST_COUNTED or number is None or _ids_in(before) != int(number[1]):
             return None
         return _ids_in(self._last)
 
