@@ -20,10 +20,11 @@ from runner.config import MAY_CHANGE, diff, dump
 from runner.engines.lease import end_orphans, end_own
 from runner.errors import ConfigError, Interrupted, StudyError
 from runner.held_launch import HeldLaunch
-from runner.insight.live import Note, StudyEnded, StudyStarted
+from runner.insight.live import Note, StudyEnded, StudyStarted, View
 from runner.insight.ranking import rank
 from runner.insight.report import print_report, report_document
 from runner.insight.terminal import view_for
+from runner.load_check import check_load
 from runner.record.background import BackgroundTracker
 from runner.record.environment import describe_environment
 from runner.record.store import StudyState, StudyStore
@@ -64,13 +65,20 @@ def run_session(request: SessionRequest) -> int:
         search = open_search(store, settings)
         uri = settings.tracking_uri or store.mlflow_uri
         tracker = BackgroundTracker(lambda: Tracker(uri, store, settings))
-        launches = HeldLaunch(lambda: request.open_executor(settings, store), store, view)
+        launches = HeldLaunch(lambda: open_checked(request, store, view), store, view)
         study = Study(settings, store, search, tracker, launches, view)
         with interruptible(launches, store, request.command):
             drive(study, request.command)
         search.close()
     show_report(request)
     return 0 if any(r.outcome is Outcome.COMPLETE for r in store.results()) else 1
+
+
+def open_checked(request: SessionRequest, store: StudyStore, view: View) -> Executor:
+    """The executor, its load generators tried."""
+    executor = request.open_executor(request.settings, store)
+    check_load(executor, request.settings, store, view)
+    return executor
 
 
 def drive(study: Study, command: str) -> None:

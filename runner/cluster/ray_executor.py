@@ -35,10 +35,11 @@ from runner.cluster.proxies import (
     last_line,
 )
 from runner.cluster.replica import LaunchPlace, replica_spec
-from runner.cluster.servers import STREAMS_PER_LOAD, HttpServers, LaunchParts
+from runner.cluster.servers import STREAMS_PER_LOAD, HttpServers, LaunchParts, check_loads
 from runner.engines.lease import end_own
 from runner.engines.program import program_for, sensor_for
 from runner.errors import ClusterLost, Interrupted, StudyError
+from runner.load.self_check import LoadCheck
 from runner.settings import StudySettings
 from runner.trial import EngineKind, LaunchSpec
 
@@ -105,6 +106,10 @@ class RayExecutor:
             self._drop_group()
             end_own(self._leases_folder)  # what a lost actor could not end itself
             raise
+
+    def check_load(self, streams: int) -> tuple[LoadCheck, ...]:
+        """See Executor.check_load."""
+        return check_loads(self._loads, streams)
 
     def interrupt(self) -> None:
         """See Executor.interrupt."""

@@ -26,11 +26,9 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -38,6 +36,7 @@ import numpy as np
 from runner.clock import Clock
 from runner.load.client import Target
 from runner.load.generator import LoadGenerator, merge_runs
+from runner.load.self_check import null_server, read_report
 from runner.trial import Lengths, LoadPlan, LoadProtocol, LoadRun
 
 ROOT = Path(__file__).parents[2]
@@ -75,7 +74,7 @@ class Figures:
 
 @dataclass(frozen=True, slots=True)
 class Client:
-    """A client that is measured: its name and the command of a load, without the port."""
+    """A client that is measured: its name and the command of a load, without the server."""
 
     name: str
     command: tuple[str, ...]
@@ -96,7 +95,7 @@ class Load:
 # The load generator, as a process of its own.
 
 
-def run_client(port: int, streams: int, tokens: int, place: tuple[int, int], out: Path) -> None:
+def run_client(url: str, streams: int, tokens: int, place: tuple[int, int], out: Path) -> None:
     """Drive one shard of a burst; what it found and the CPU time it took go to a file."""
     plan = LoadPlan(
         phase="bench",
@@ -109,29 +108,29 @@ def run_client(port: int, streams: int, tokens: int, place: tuple[int, int], out
     )
     generator = LoadGenerator(Clock())
     cpu_s = time.process_time()
-    run = generator.run(plan, [Target(0, f"http://127.0.0.1:{port}")], *place)
+    run = generator.run(plan, [Target(0, url)], *place)
     out.write_bytes(pickle.dumps((run, time.process_time() - cpu_s)))
 
 
 def own_figures(load: Load) -> Figures:
     """The generator in as many processes as asked for, each with a core if there are enough."""
     cores = sorted(os.sched_getaffinity(0))
-    with tempfile.TemporaryDirectory() as name, null_server(load, cores[-1]) as port:
+    with tempfile.TemporaryDirectory() as name, server_for(load, cores[-1]) as url:
         outs = [Path(name) / str(place) for place in range(load.generators)]
         clients = [
-            pinned(
+            subprocess.Popen(
                 [
-                    *(sys.executable, __file__, CLIENT, str(port), str(load.streams)),
-                    *(str(load.tokens), str(place), str(load.generators), str(out)),
-                ],
-                cores[place % max(len(cores), 1)],
+                    *(*pin(cores[place % len(cores)]), sys.executable, __file__, CLIENT, url),
+                    *(str(load.streams), str(load.tokens), str(place), str(load.generators)),
+                    str(out),
+                ]
             )
             for place, out in enumerate(outs)
         ]
         for client in clients:
             if client.wait() != 0:
                 raise SystemExit("the load generator failed")
-        told = report(port)
+        told = read_report(url)
         loaded = [pickle.loads(out.read_bytes()) for out in outs]
     run = merge_runs([each[0] for each in loaded])
     tokens = sum(record.output_tokens for record in run.records)
@@ -174,10 +173,10 @@ def p50(values_s: Sequence[float]) -> float:
 def rival_figures(client: Client, load: Load) -> Figures:
     """One run of SGLang's client; both of them write the same result line."""
     cores = sorted(os.sched_getaffinity(0))
-    with tempfile.TemporaryDirectory() as name, null_server(load, cores[-1]) as port:
+    with tempfile.TemporaryDirectory() as name, server_for(load, cores[-1]) as url:
         out = Path(name) / "result.jsonl"
-        cpu_s = run_rival(client, port, load, out, cores[0])
-        told = report(port)
+        cpu_s = run_rival(client, url, load, out, cores[0])
+        told = read_report(url)
         found = json.loads(out.read_text())
     tokens = load.streams * load.tokens
     if (completed := found["completed"]) != load.streams:
@@ -196,17 +195,18 @@ def rival_figures(client: Client, load: Load) -> Figures:
     )
 
 
-def run_rival(client: Client, port: int, load: Load, out: Path, core: int) -> float:
+def run_rival(client: Client, url: str, load: Load, out: Path, core: int) -> float:
     """Run it to its end; returns the CPU seconds of the whole process."""
     command = (
         *client.command,
-        *("--backend", "sglang", "--host", "127.0.0.1", "--port", str(port), "--model", "null"),
+        *("--backend", "sglang", "--base-url", url, "--model", "null"),
         *("--dataset-name", "random-ids", "--random-input-len", str(PROMPT_TOKENS)),
         *("--random-output-len", str(load.tokens), "--random-range-ratio", "1"),
         *("--num-prompts", str(load.streams), "--tokenize-prompt", "--warmup-requests", "0"),
         *("--disable-tqdm", "--output-file", str(out)),
     )
-    process = pinned(command, core, is_quiet=True)
+    quiet = subprocess.DEVNULL
+    process = subprocess.Popen((*pin(core), *command), stdout=quiet, stderr=quiet)
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode != 0:
@@ -218,9 +218,9 @@ def started(client: Client, load: Load) -> Client:
     """The client with its fixed cost, which is told on the way."""
     cores = sorted(os.sched_getaffinity(0))
     one = Load(1, load.tokens, load.period_s, 1)
-    with tempfile.TemporaryDirectory() as name, null_server(one, cores[-1]) as port:
+    with tempfile.TemporaryDirectory() as name, server_for(one, cores[-1]) as url:
         start_s = time.monotonic()
-        cpu_s = run_rival(client, port, one, Path(name) / "result.jsonl", cores[0])
+        cpu_s = run_rival(client, url, one, Path(name) / "result.jsonl", cores[0])
         wall_s = time.monotonic() - start_s - load.tokens * load.period_s
     say(f"{client.name}: fixed cost of a run {wall_s:.1f} s, CPU {cpu_s:.1f} s")
     return Client(client.name, client.command, cpu_s)
@@ -254,39 +254,20 @@ def python_client(python: str, tokenizer: str) -> Client:
 
 
 @contextmanager
-def null_server(load: Load, core: int) -> Iterator[int]:
-    """A server for one run; yields its port."""
-    command = (
-        *(sys.executable, "-m", "runner.load.null_server", "--period", str(load.period_s)),
-        *("--tokens", str(load.tokens), "--slots", str(load.slots)),
+def server_for(load: Load, core: int) -> Iterator[str]:
+    """A null server for one run, on one core; yields its URL."""
+    options = ("--tokens", str(load.tokens), "--slots", str(load.slots))
+    with null_server("--period", str(load.period_s), *options, prefix=pin(core)) as url:
+        yield url
+
+
+def pin(core: int) -> tuple[str, ...]:
+    """What to put before a command so that it runs on one core."""
+    code = (
+        "import os, sys; os.sched_setaffinity(0, {int(sys.argv[1])}); "
+        "os.execvp(sys.argv[2], sys.argv[2:])"
     )
-    with pinned(command, core, is_server=True) as server:
-        assert server.stdout is not None
-        try:
-            yield int(server.stdout.readline())
-        finally:
-            server.terminate()
-
-
-def pinned(
-    command: Sequence[str], core: int, *, is_server: bool = False, is_quiet: bool = False
-) -> subprocess.Popen[bytes]:
-    """Start a program on one core."""
-    pipe = subprocess.PIPE if is_server else None
-    return subprocess.Popen(
-        command,
-        stdin=pipe,
-        stdout=subprocess.DEVNULL if is_quiet else pipe,
-        stderr=subprocess.DEVNULL if is_quiet else None,
-        preexec_fn=partial(os.sched_setaffinity, 0, {core}),  # noqa: PLW1509 - no threads here
-    )
-
-
-def report(port: int) -> dict[str, float]:
-    """What the server says of itself."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/report") as answer:
-        told: dict[str, float] = json.load(answer)
-        return told
+    return (sys.executable, "-I", "-S", "-c", code, str(core))
 
 
 # The table.
@@ -371,7 +352,7 @@ def main() -> None:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == [CLIENT]:
-        port, streams, tokens, shard, shards = map(int, sys.argv[2:7])
-        run_client(port, streams, tokens, (shard, shards), Path(sys.argv[7]))
+        streams, tokens, shard, shards = map(int, sys.argv[3:7])
+        run_client(sys.argv[2], streams, tokens, (shard, shards), Path(sys.argv[7]))
     else:
         main()
