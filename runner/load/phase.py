@@ -20,6 +20,7 @@ from runner.measure.window import Window, WindowRule
 from runner.trial import LoadPlan, LoadProtocol, LoadRun, RequestRecord, RequestStatus
 
 SPARE_CONNECTIONS = 8
+STARTS_PER_TURN = 32
 PROGRESS_INTERVAL_S = 0.5  # of the wall
 SHORTEST_LOOK_S = 0.005  # of the wall
 ABORT_DEADLINE_S = 5.0  # of the wall
@@ -93,7 +94,7 @@ class Phase:
             started_s = self._clock.now_s()
             self._rule = WindowRule(self._plan, started_s)
             health.start()
-            self._start(started_s)
+            self._spawn(self._start(started_s))
             self._spawn(self._watch())
             if on_progress is not None:
                 self._spawn(self._tell(on_progress))
@@ -123,7 +124,8 @@ class Phase:
             except OSError as err:
                 raise LoadFailed(f"cannot connect to {self._targets[place].url}: {err}") from err
 
-    def _start(self, started_s: float) -> None:
+    async def _start(self, started_s: float) -> None:
+        """Let the streams begin; replies are read in between, so that none is stamped late."""
         plan = self._plan
         if plan.protocol is LoadProtocol.OPEN_LOOP and not plan.is_warmup:
             self._spawn(self._stock.keep_full())
@@ -133,6 +135,8 @@ class Phase:
         for stream in self._streams:
             place = stream % len(self._targets)
             self._spawn(self._request(place) if is_single else self._repeat(place))
+            if stream % (STARTS_PER_TURN * self._shards) == self._streams.start:
+                await asyncio.sleep(0)
         if not is_single:
             self._spawn(self._stock.keep_full())
 
