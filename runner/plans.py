@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import hashlib
 
+from runner.measure.restarts import FEWEST
 from runner.settings import StudySettings
-from runner.trial import LoadPlan, LoadProtocol
+from runner.trial import LoadPlan, LoadProtocol, LoadStart
 
 WARMUP = "warmup"
+SEARCH_PERIODS = 3
+CLAIM_PERIODS = 8
+"""Mean request durations in a window: of a search, and of a measurement that claims precision."""
 
 
-def rung_plans(settings: StudySettings, number: int) -> tuple[LoadPlan, ...]:
+def rung_plans(
+    settings: StudySettings, number: int, *, is_repeat: bool = False
+) -> tuple[LoadPlan, ...]:
     """The rungs of a trial in measured order.
 
     The rungs of the objectives come first, so that a losing setting can be stopped after them;
     the others follow from the highest down. Seeds differ by trial, so a repeat sees fresh noise.
+    The search measures each rung once; a re-measurement (`is_repeat`) claims a precision at the
+    objectives' rungs, from restarts of their load.
     """
+    first = {objective.concurrency for objective in settings.objectives}
     return tuple(
-        _plan(settings, number, f"rung-{position}", level)
+        _plan(
+            settings,
+            number,
+            f"rung-{position}",
+            level,
+            restarts=FEWEST if is_repeat and level in first else 1,
+        )
         for position, level in enumerate(levels(settings))
     )
 
@@ -37,10 +52,13 @@ def warmup_plan(settings: StudySettings, number: int) -> LoadPlan:
     return _plan(settings, number, WARMUP, max(r.concurrency for r in rung_plans(settings, number)))
 
 
-def _plan(settings: StudySettings, number: int, phase: str, level: float) -> LoadPlan:
+def _plan(
+    settings: StudySettings, number: int, phase: str, level: float, restarts: int = 1
+) -> LoadPlan:
     work, measure = settings.workload, settings.measure
     is_open = work.protocol is LoadProtocol.OPEN_LOOP
     is_warmup = phase == WARMUP
+    is_burst = work.protocol is LoadProtocol.BURST
     return LoadPlan(
         phase=phase,
         protocol=LoadProtocol.CLOSED_LOOP if is_warmup else work.protocol,
@@ -54,6 +72,9 @@ def _plan(settings: StudySettings, number: int, phase: str, level: float) -> Loa
         min_window_s=measure.min_window_s,
         max_window_s=measure.max_window_s,
         is_warmup=is_warmup,
+        start=LoadStart.TOGETHER if is_warmup or is_burst else LoadStart.GRADUAL,
+        restarts=restarts,
+        min_periods=SEARCH_PERIODS if restarts == 1 else CLAIM_PERIODS,
     )
 
 

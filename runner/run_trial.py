@@ -5,9 +5,10 @@ from __future__ import annotations
 from runner.errors import ClusterLost, TrialError
 from runner.trial import (
     Failure,
-    GoOn,
-    LoadPlan,
+    Judge,
+    LoadRun,
     Measurement,
+    PowerSample,
     RungRecord,
     RunningServers,
     Stage,
@@ -15,7 +16,7 @@ from runner.trial import (
 )
 
 
-def run_trial(trial: TrialSpec, servers: RunningServers, go_on: GoOn) -> Measurement | Failure:
+def run_trial(trial: TrialSpec, servers: RunningServers, judge: Judge) -> Measurement | Failure:
     """Set the live parameters, warm up, measure each rung; measures and does not judge."""
     stage = Stage.LIVE
     try:
@@ -25,18 +26,24 @@ def run_trial(trial: TrialSpec, servers: RunningServers, go_on: GoOn) -> Measure
             servers.run_load(trial.warmup)
         stage = Stage.MEASURE
         for position in range(trial.first_rung, len(trial.rungs)):
-            rung = measure_rung(position, trial.rungs[position], servers)
+            rung = measure_rung(trial, position, servers, judge)
             servers.check_alive()
             is_last = position == len(trial.rungs) - 1
-            if not go_on(rung) and not is_last:
+            if not judge.go_on(rung) and not is_last:
                 return Measurement(resolved, position + 1, stopped_early=True)
         return Measurement(resolved, len(trial.rungs), stopped_early=False)
     except (TrialError, ClusterLost) as error:
         return Failure.of(error, stage)
 
 
-def measure_rung(position: int, plan: LoadPlan, servers: RunningServers) -> RungRecord:
-    """One rung: drive the load, then read the power of its very window."""
-    load = servers.run_load(plan)
-    power = servers.read_power(load.window_start_s, load.window_end_s)
-    return RungRecord(position, plan.concurrency, load, power)
+def measure_rung(
+    trial: TrialSpec, position: int, servers: RunningServers, judge: Judge
+) -> RungRecord:
+    """One rung: drive its load as often as the driver asks, each time with the power it took."""
+    loads: list[LoadRun] = []
+    power: list[PowerSample] = []
+    while (plan := judge.next_load(position, loads)) is not None:
+        load = servers.run_load(plan)
+        power += servers.read_power(*load.window)
+        loads.append(load)
+    return RungRecord(position, trial.rungs[position].concurrency, tuple(loads), tuple(power))

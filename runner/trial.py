@@ -5,7 +5,7 @@ Standard library only; frozen; no I/O. Any module may import this one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeAlias
@@ -37,6 +37,13 @@ class LoadProtocol(StrEnum):
     CLOSED_LOOP = "closed_loop"
     BURST = "burst"
     OPEN_LOOP = "open_loop"
+
+
+class LoadStart(StrEnum):
+    """How the streams of a closed loop begin."""
+
+    GRADUAL = "gradual"  # one after another, spread over several request durations
+    TOGETHER = "together"  # all at once, like a herd
 
 
 class Outcome(StrEnum):
@@ -94,9 +101,15 @@ class LoadPlan:
 
     `concurrency` is the trial's total over all replicas, dealt round-robin. `rate` (requests/s)
     is used by open_loop only. The load ends by the rule of measure/window.py: not before
-    `min_window_s` of steady state, not after `max_window_s`; a warm-up (`is_warmup`) ends when
-    every stream has finished one request. Prompts derive from `seed` and `phase` alone, so no two
-    phases share a prompt (but for the `shared_prefix` share of each prompt).
+    `min_window_s` of steady state, not after `max_window_s` of it; a warm-up (`is_warmup`) ends
+    when every stream has finished one request. Prompts derive from `seed` and `phase` alone, so no
+    two phases share a prompt (but for the `shared_prefix` share of each prompt).
+
+    The plan of a rung stands for all its restarts (measure/restarts.py): `restarts` of them at
+    least count, and more follow while `precision` (relative 95 % half-width) can still be reached.
+    `start` is how the streams of one restart begin; its window holds `min_periods` mean request
+    durations unless that takes longer than `max_window_s`. `max_ramp_s` cuts the time
+    before the window off, which then is not steady; None: the rule has its own limit.
     """
 
     phase: str
@@ -111,6 +124,10 @@ class LoadPlan:
     min_window_s: float = 10.0
     max_window_s: float = 120.0
     is_warmup: bool = False
+    start: LoadStart = LoadStart.GRADUAL
+    restarts: int = 1
+    min_periods: int = 3
+    max_ramp_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,7 +162,7 @@ class ClientHealth:
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """Everything one phase of load produced; the window is [window_start_s, window_end_s]."""
+    """Everything one phase of load produced; the window is (window_start_s, window_end_s]."""
 
     records: tuple[RequestRecord, ...]
     started_s: float
@@ -153,6 +170,12 @@ class LoadRun:
     window_end_s: float
     is_steady: bool
     client: ClientHealth
+    start: LoadStart = LoadStart.GRADUAL
+
+    @property
+    def window(self) -> tuple[float, float]:
+        """The span (start_s, end_s] that counts."""
+        return self.window_start_s, self.window_end_s
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,12 +194,25 @@ class PowerSample:
 
 @dataclass(frozen=True, slots=True)
 class RungRecord:
-    """The raw record of one rung of one trial. `position` is its place in measured order."""
+    """The raw record of one rung of one trial. `position` is its place in measured order.
+
+    `loads` are its drained restarts on the same servers, in order of time.
+    """
 
     position: int
     concurrency: int
-    load: LoadRun
+    loads: tuple[LoadRun, ...]
     power: tuple[PowerSample, ...]
+
+    @property
+    def counted(self) -> tuple[LoadRun, ...]:
+        """The restarts that the numbers are made of.
+
+        Where some streams began gradually, the ones that began together are probes: they show
+        whether the start matters, and count nowhere else.
+        """
+        gradual = tuple(load for load in self.loads if load.start is LoadStart.GRADUAL)
+        return gradual or self.loads
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,8 +235,7 @@ class TrialSpec:
     """What to measure: one setting, on one launch, at each rung of the plan.
 
     `params` is the point of the search space (or the baseline as the user wrote it); `live` are
-    the parameters to set on the running servers. `first_rung` > 0 continues a half-measured
-    trial. `first_rung` > 0 continues a half-measured trial.
+    the parameters to set on the running servers. `first_rung` > 0 continues a half-measured trial.
     """
 
     number: int
@@ -277,8 +312,16 @@ class RunningServers(Protocol):
         ...
 
 
-GoOn: TypeAlias = Callable[[RungRecord], bool]
-"""Called with each measured rung; the driver answers: go on (True) or stop this trial."""
+class Judge(Protocol):
+    """The driver's side of a trial in progress."""
+
+    def next_load(self, position: int, loads: Sequence[LoadRun]) -> LoadPlan | None:
+        """The next restart of the load of a rung, given those that were driven; None: enough."""
+        ...
+
+    def go_on(self, rung: RungRecord) -> bool:
+        """Called with each measured rung: go on (True) or stop this trial."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,6 +344,17 @@ class GpuEnergy:
     utilization: float | None
     memory_used_bytes: int | None
     throttled: bool | None
+
+
+@dataclass(frozen=True, slots=True)
+class RestartResult:
+    """One restart of a rung's load; `counts` is False for a probe."""
+
+    start: LoadStart
+    counts: bool
+    window_start_s: float
+    window_s: float
+    output_throughput: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -330,6 +384,8 @@ class RungResult:
     tokens_per_joule: float | None
     joules_per_request: float | None
     gpus: tuple[GpuEnergy, ...] = ()
+    restarts: tuple[RestartResult, ...] = ()
+    metastable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

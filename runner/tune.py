@@ -31,6 +31,7 @@ from runner.trial import (
     EngineKind,
     Failure,
     LaunchSpec,
+    LoadPlan,
     Outcome,
     RungResult,
     Stage,
@@ -125,7 +126,7 @@ def measure(study: Study, proposal: Proposal) -> TrialResult:
     )
     keeper = RungKeeper(
         settings=study.settings,
-        plans=rung_plans(study.settings, proposal.number),
+        plans=plans_of(study, proposal),
         keep=partial(study.store.write_rung, proposal.number),
         should_stop=partial(report_rung, study, proposal.number),
         on_judged=partial(judged, study, proposal.number),
@@ -172,13 +173,19 @@ def continue_rungs(study: Study, proposal: Proposal, keeper: RungKeeper) -> int:
     return len(kept)
 
 
+def plans_of(study: Study, proposal: Proposal) -> tuple[LoadPlan, ...]:
+    """The rungs that measure a proposal."""
+    is_repeat = proposal.repeat_of is not None
+    return rung_plans(study.settings, proposal.number, is_repeat=is_repeat)
+
+
 def trial_spec(study: Study, proposal: Proposal, plan: LaunchPlan) -> TrialSpec:
     """What to measure for a proposal."""
     return TrialSpec(
         number=proposal.number,
         params=proposal.params,
         live=plan.live,
-        rungs=rung_plans(study.settings, proposal.number),
+        rungs=plans_of(study, proposal),
         warmup=warmup_plan(study.settings, proposal.number),
         spec_hash=proposal.spec_hash,
         name=proposal.name,

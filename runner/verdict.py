@@ -6,11 +6,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from runner.measure.metrics import judge_rung, metric_value
+from runner.measure.restarts import next_restart
 from runner.plans import levels
 from runner.settings import StudySettings
 from runner.trial import (
     Failure,
     LoadPlan,
+    LoadRun,
     Measurement,
     Outcome,
     Params,
@@ -35,7 +37,7 @@ class TrialIdentity:
 
 @dataclass(slots=True)
 class RungKeeper:
-    """The driver's side of a trial: called with each rung, keeps it, judges it, decides.
+    """The driver's side of a trial (trial.Judge): keeps each rung, judges it, decides.
 
     `keep` puts the raw record on disk before anything judges it; `should_stop` is the search's
     rung budget: a reason to stop, or None.
@@ -50,7 +52,11 @@ class RungKeeper:
     invalid: str | None = None
     stopped: str | None = None
 
-    def __call__(self, rung: RungRecord) -> bool:
+    def next_load(self, position: int, loads: Sequence[LoadRun]) -> LoadPlan | None:
+        """The next restart of a rung's load, by the rule of measure/restarts.py."""
+        return next_restart(self.plans[position], loads)
+
+    def go_on(self, rung: RungRecord) -> bool:
         """Keep and judge one rung; False ends the trial here."""
         self.keep(rung)
         return self.judge(rung)

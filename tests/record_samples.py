@@ -93,7 +93,7 @@ def raw_rung(rung: RungResult, samples: int) -> RungRecord:
         for gpu, uuid in enumerate(GPUS)
     )
     load = LoadRun((request,), start_s, start_s, end_s, True, ClientHealth(0.2, 0.002))
-    return RungRecord(rung.position, rung.concurrency, load, power)
+    return RungRecord(rung.position, rung.concurrency, (load,), power)
 
 
 def complete_trial(

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 
 from runner.engines.virtual_load import Engine, VirtualLoad
 from runner.engines.virtual_power import PERIOD_S, MeteredGpus, VirtualMeter
@@ -17,6 +18,8 @@ from runner.errors import ConfigError, Infeasible
 from runner.launch import CAP, as_int
 from runner.machine.profile import load_profile
 from runner.machine.shape import highest_live_cap, memory_used_bytes
+from runner.measure.restarts import MOST_LOADS
+from runner.measure.window import longest_load_s
 from runner.pipeline import (
     Pipeline,
     Profile,
@@ -27,12 +30,9 @@ from runner.pipeline import (
     start_phases,
 )
 from runner.settings import StudySettings
-from runner.trial import LaunchSpec, LoadPlan, LoadProtocol, LoadRun, Params, PowerSample
+from runner.trial import LaunchSpec, LoadPlan, LoadRun, Params, PowerSample
 
 LEAD_S = 2 * PERIOD_S  # idle time before and after a load, so that samples enclose it
-# No load lasts longer, in units of its longest window (measure/window.py).
-LONGEST_LOAD = 2
-LONGEST_WHOLE_LOAD = 6  # burst and warm-up
 
 
 class SimulatedServers:
@@ -174,10 +174,10 @@ def seed_of(plan: LoadPlan, place: int) -> int:
 
 
 def place_on_clock(plan: LoadPlan) -> float:
-    """When a phase starts: the warm-up at 0, the rungs (phases that end in a number) after it."""
-    match = re.search(r"(\d+)$", plan.phase)
+    """When a phase starts: the warm-up at 0, the restarts of the rungs (`rung-1-0`) after it."""
+    match = re.search(r"(\d+)-(\d+)$", plan.phase)
     if match is None or plan.is_warmup:
         return 0.0
-    longest = LONGEST_WHOLE_LOAD if plan.protocol is LoadProtocol.BURST else LONGEST_LOAD
-    first_s = LONGEST_WHOLE_LOAD * plan.max_window_s
-    return float(round(first_s + int(match[1]) * longest * plan.max_window_s))
+    place = int(match[1]) * MOST_LOADS + int(match[2])
+    warmup = replace(plan, is_warmup=True)
+    return float(round(longest_load_s(warmup) + place * longest_load_s(plan)))

@@ -10,15 +10,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from runner.load.workload import PlannedRequest, RequestSource
+from runner.load.ramp import Ramp
+from runner.load.workload import PlannedRequest, RequestSource, mean_tokens
 from runner.machine.hardware import REQUEST_S
-from runner.measure.window import Window, WindowRule
+from runner.measure.window import Counts, Window, WindowRule
 from runner.pipeline import Pipeline, PipelineRequest, Token
 from runner.trial import (
     ClientHealth,
     LoadPlan,
     LoadProtocol,
     LoadRun,
+    LoadStart,
     RequestRecord,
     RequestStatus,
 )
@@ -69,6 +71,7 @@ class VirtualLoad:
         self._on_time = on_time
         self._has_prefix_cache = has_prefix_cache
         self._source = RequestSource(plan)
+        self._ramp = Ramp(plan.concurrency, mean_tokens(plan.output_tokens))
         self._rule = WindowRule(plan, started_s)
         self._next_look_s = started_s + self._rule.check_interval_s
         self._next_tick_s = started_s
@@ -80,6 +83,7 @@ class VirtualLoad:
         self._next_arrival_s = math.inf
         self._tokens = 0
         self._finished = 0
+        self._answering = 0
         self.ended_s = started_s
 
     def run(self) -> LoadRun:
@@ -107,22 +111,46 @@ class VirtualLoad:
             window_end_s=window.end_s,
             is_steady=window.is_steady,
             client=ClientHealth(cpu_share=0.0, max_lag_s=0.0),
+            start=self._plan.start,
         )
 
     def _start(self) -> None:
-        if self._plan.protocol is LoadProtocol.OPEN_LOOP and not self._plan.is_warmup:
+        if self._is_open_loop:
             self._plan_arrival(self._started_s)
-            return
-        for stream in range(self._plan.concurrency):
-            self._send(stream, self._started_s)
+        elif self._is_gradual:
+            self._begin_stream(self._started_s)
+        else:
+            while not self._ramp.is_done:
+                self._begin_stream(self._started_s)
 
     def _look(self, now_s: float) -> Window | None:
         self._next_look_s = now_s + self._rule.check_interval_s
-        return self._rule.observe(now_s, self._tokens, self._finished)
+        return self._observe(now_s)
+
+    def _observe(self, now_s: float) -> Window | None:
+        counts = Counts(
+            output_tokens=self._tokens,
+            sent=len(self._flights),
+            finished=self._finished,
+            answering=self._answering,
+            streams=self._ramp.started,
+        )
+        return self._rule.observe(now_s, counts)
 
     def _arrive(self, now_s: float) -> None:
-        self._send(self._arrivals - 1, now_s)
-        self._plan_arrival(now_s)
+        if self._is_open_loop:
+            self._send(self._arrivals - 1, now_s)
+            self._plan_arrival(now_s)
+        else:
+            self._begin_stream(now_s)
+
+    def _begin_stream(self, now_s: float) -> None:
+        self._send(self._ramp.start(now_s), now_s)
+        self._plan_stream(now_s)
+
+    def _plan_stream(self, now_s: float) -> None:
+        due_s = None if self._ramp.is_done else self._ramp.due_s(now_s, self._tokens)
+        self._next_arrival_s = math.inf if due_s is None else due_s
 
     def _plan_arrival(self, now_s: float) -> None:
         rate = self._plan.rate or float(self._plan.concurrency)
@@ -168,21 +196,34 @@ class VirtualLoad:
     def _deliver(self, tokens: tuple[Token, ...], now_s: float) -> Window | None:
         flights = self._flights
         self._tokens += len(tokens)
+        if self._is_gradual and not self._ramp.is_done:
+            self._plan_stream(now_s)
         ended: list[_Flight] = []
         for token in tokens:
             flight = flights[token.request_id]
+            if not flight.token_s:
+                self._answering += 1
             flight.token_s.append(now_s)
             if token.is_last:
                 flight.is_done = True
+                self._answering -= 1
                 ended.append(flight)
         if not ended:
             return None
         self._finished += len(ended)
-        window = self._rule.observe(now_s, self._tokens, self._finished)
+        window = self._observe(now_s)
         if window is None and self._is_replacing:
             for flight in ended:
                 self._send(flight.stream, now_s)
         return window
+
+    @property
+    def _is_open_loop(self) -> bool:
+        return self._plan.protocol is LoadProtocol.OPEN_LOOP and not self._plan.is_warmup
+
+    @property
+    def _is_gradual(self) -> bool:
+        return self._is_replacing and self._plan.start is LoadStart.GRADUAL
 
     @property
     def _is_replacing(self) -> bool:

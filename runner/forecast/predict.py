@@ -11,9 +11,9 @@ from runner.forecast.setting import not_modelled, plan_setting, study_profile
 from runner.forecast.simulate import Effort, Job, Sample, combine, make_job, run_jobs
 from runner.machine.shape import Refusal
 from runner.settings import StudySettings
-from runner.trial import Params
+from runner.trial import LoadStart, Params
 
-EFFORT = Effort(lives=3.0, most_work=0.6e6)
+EFFORT = Effort(lives=3.0, most_work=1.2e6, start=LoadStart.GRADUAL)
 DEFAULT_SEEDS = 5
 
 

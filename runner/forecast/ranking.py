@@ -19,9 +19,9 @@ from runner.forecast.setting import MODELLED, PlannedSetting
 from runner.forecast.simulate import Effort, Job, Sample, combine, make_job, run_jobs
 from runner.launch import CAP
 from runner.settings import Direction, StudySettings
-from runner.trial import LoadProtocol
+from runner.trial import LoadProtocol, LoadStart
 
-EFFORT = Effort(lives=1.0, most_work=0.25e6)
+EFFORT = Effort(lives=1.0, most_work=0.25e6, start=LoadStart.TOGETHER)
 MOST_WORK = 8.0e6
 EQUIVALENCE_WORK = 2.0e6  # kept for settings that look alike
 SEEDS = 3

@@ -2,11 +2,13 @@
 
 One job is one rung of one setting under one seed. How long it simulates is bounded by what the
 study would measure and by a budget of work, never by the clock, so that a result does not depend
-on the machine. Once the first requests have ended, a window lasts at least the study's
-`min_window_s` and `lives` lifetimes of a request, and at most `END_LIVES` lifetimes more, so that
-it can end with a whole period; where that would cost more than `most_work`, as long as that allows,
-but `min_window_s`. A load of very long outputs is so cut off before its requests end, like the
-study's own after `max_window_s`. A burst always runs to its end: its tail is part of its number.
+on the machine. Streams begin as `start` says: gradually, as the study's own, or together with a
+ramp-up of one lifetime of a request, which is cheaper and shows less of how a filled pipeline
+spreads. A window lasts at least the study's `min_window_s` and `lives` lifetimes, and at most
+`END_LIVES` lifetimes more, so that it can end with a whole period; where ramp-up and window would
+cost more than `most_work`, as long as that allows, but `min_window_s`. A load of very long outputs
+is so cut off before its requests end. A burst always runs to its end: its tail is part of its
+number.
 """
 
 from __future__ import annotations
@@ -30,11 +32,21 @@ from runner.measure.window import GIVE_UP
 from runner.pipeline import Pipeline, Profile, ServerShape, slots
 from runner.plans import levels, rung_plans
 from runner.settings import StudySettings
-from runner.trial import LaunchSpec, LoadPlan, LoadProtocol, LoadRun, RungRecord, RungResult
+from runner.trial import (
+    LaunchSpec,
+    LoadPlan,
+    LoadProtocol,
+    LoadRun,
+    LoadStart,
+    RungRecord,
+    RungResult,
+)
 
 # What simulating costs, in microseconds of one ordinary core.
 TOKEN_WORK, VISIT_WORK, EMPTY_VISIT_WORK, STEP_WORK = 3.0, 4.0, 1.0, 15.0
 END_LIVES = 1.2
+RAMP_LIVES = {LoadStart.GRADUAL: 5.5, LoadStart.TOGETHER: 1.0}
+LONGEST_RAMP = 1.5  # of what it is expected to take
 SAFETY = 5.0  # how much longer than its estimate a burst may last
 WORTH_A_POOL = 1.5e6  # work for which processes are started
 LAUNCH = 0
@@ -47,6 +59,7 @@ class Effort:
 
     lives: float
     most_work: float
+    start: LoadStart
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,11 +126,19 @@ def bound(
         burst_s = plan.concurrency * output_tokens / rung.output_throughput
         longest_s = SAFETY * max(burst_s, plan.min_window_s)
         return replace(plan, max_window_s=longest_s / GIVE_UP), work_per_s * burst_s
-    affordable_s = max(effort.most_work / work_per_s - life_s, plan.min_window_s)
+    ramp_s = min(RAMP_LIVES[effort.start] * life_s, effort.most_work / work_per_s)
+    affordable_s = max(effort.most_work / work_per_s - ramp_s, plan.min_window_s)
     shortest_s = min(max(plan.min_window_s, effort.lives * life_s), affordable_s)
     longest_s = min(shortest_s + END_LIVES * life_s, max(affordable_s, plan.max_window_s))
-    ramp_s = min(life_s, longest_s)
-    window = replace(plan, min_window_s=shortest_s, max_window_s=longest_s)
+    is_gradual = effort.start is LoadStart.GRADUAL
+    window = replace(
+        plan,
+        start=effort.start,
+        min_window_s=shortest_s,
+        max_window_s=longest_s,
+        min_periods=1,
+        max_ramp_s=LONGEST_RAMP * ramp_s if is_gradual else min(ramp_s, longest_s),
+    )
     return window, work_per_s * (ramp_s + longest_s)
 
 
@@ -149,7 +170,7 @@ def run_job(job: Job) -> Sample:
     load = servers.run_load(job.plan)
     span = (load.window_start_s, load.window_end_s)
     power = servers.read_power(*span)
-    record = RungRecord(job.position, job.plan.concurrency, load, power)
+    record = RungRecord(job.position, job.plan.concurrency, (load,), power)
     rung = judge_rung(record, job.settings.slo, job.plan)
     busy = sum(gpu.utilization or 0.0 for gpu in rung.gpus)
     return Sample(

@@ -91,4 +91,5 @@ def merge_runs(runs: Sequence[LoadRun]) -> LoadRun:
             cpu_share=max(run.client.cpu_share for run in runs),
             max_lag_s=max(run.client.max_lag_s for run in runs),
         ),
+        start=runs[0].start,
     )

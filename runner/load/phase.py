@@ -13,16 +13,26 @@ from runner.load.api import encode, post
 from runner.load.client import Address, Connection, Target
 from runner.load.health import HealthMonitor
 from runner.load.pool import Pool
+from runner.load.ramp import Ramp
 from runner.load.reply import Reply
 from runner.load.stock import RequestStock
-from runner.load.workload import PlannedRequest, RequestSource
-from runner.measure.window import Window, WindowRule
-from runner.trial import LoadPlan, LoadProtocol, LoadRun, RequestRecord, RequestStatus
+from runner.load.workload import PlannedRequest, RequestSource, mean_tokens
+from runner.measure.window import Counts, Window, WindowRule
+from runner.trial import (
+    LoadPlan,
+    LoadProtocol,
+    LoadRun,
+    LoadStart,
+    RequestRecord,
+    RequestStatus,
+)
 
 SPARE_CONNECTIONS = 8
 STARTS_PER_TURN = 32
 PROGRESS_INTERVAL_S = 0.5  # of the wall
 SHORTEST_LOOK_S = 0.005  # of the wall
+RAMP_LOOK_S = 0.02  # of the wall
+SHORTEST_HANG_S = 60.0
 ABORT_DEADLINE_S = 5.0  # of the wall
 FEWEST_ENDED = 20
 MAX_FAILED_SHARE = 0.1
@@ -43,6 +53,8 @@ class Totals:
     """Running totals of a load."""
 
     output_tokens: int = 0
+    answered: int = 0  # requests whose first token has come
+    sent: int = 0
     finished: int = 0
     failed: int = 0
 
@@ -74,6 +86,7 @@ class Phase:
         self._shards = shards
         self._targets = targets
         self._source = RequestSource(plan, shard, shards)
+        self._ramp = Ramp(len(self._streams), mean_tokens(plan.output_tokens))
         first = targets[0]
         self._stock = RequestStock(self._source, first.api, first.model, len(self._streams))
         self._pools = [Pool(Address.of(target.url), clock) for target in targets]
@@ -94,7 +107,7 @@ class Phase:
             started_s = self._clock.now_s()
             self._rule = WindowRule(self._plan, started_s)
             health.start()
-            self._spawn(self._start(started_s))
+            self._start(started_s)
             self._spawn(self._watch())
             if on_progress is not None:
                 self._spawn(self._tell(on_progress))
@@ -111,6 +124,7 @@ class Phase:
             window_end_s=window.end_s,
             is_steady=window.is_steady,
             client=health.health(window.start_s, window.end_s),
+            start=self._plan.start,
         )
 
     # What is sent.
@@ -118,27 +132,54 @@ class Phase:
     async def _connect(self) -> None:
         for place, pool in enumerate(self._pools):
             streams = sum(stream % len(self._pools) == place for stream in self._streams)
-            is_open_loop = self._plan.protocol is LoadProtocol.OPEN_LOOP
+            is_spread = self._is_open_loop or self._is_gradual
             try:
-                await pool.fill(SPARE_CONNECTIONS if is_open_loop else streams)
+                await pool.fill(min(SPARE_CONNECTIONS, streams) if is_spread else streams)
             except OSError as err:
                 raise LoadFailed(f"cannot connect to {self._targets[place].url}: {err}") from err
 
-    async def _start(self, started_s: float) -> None:
-        """Let the streams begin; replies are read in between, so that none is stamped late."""
-        plan = self._plan
-        if plan.protocol is LoadProtocol.OPEN_LOOP and not plan.is_warmup:
+    def _start(self, started_s: float) -> None:
+        if self._is_open_loop or self._is_replacing:
             self._spawn(self._stock.keep_full())
-            self._spawn(self._arrive(started_s))
-            return
-        is_single = plan.is_warmup or plan.protocol is LoadProtocol.BURST
+        self._spawn(self._arrive(started_s) if self._is_open_loop else self._begin_streams())
+
+    @property
+    def _is_open_loop(self) -> bool:
+        return self._plan.protocol is LoadProtocol.OPEN_LOOP and not self._plan.is_warmup
+
+    @property
+    def _is_replacing(self) -> bool:
+        return self._plan.protocol is LoadProtocol.CLOSED_LOOP and not self._plan.is_warmup
+
+    @property
+    def _is_gradual(self) -> bool:
+        return self._is_replacing and self._plan.start is LoadStart.GRADUAL
+
+    async def _begin_streams(self) -> None:
+        """Begin the streams, together or one after another (load/ramp.py).
+
+        Those that begin together do so in turns: in between, the first replies are read in time.
+        """
         for stream in self._streams:
-            place = stream % len(self._targets)
-            self._spawn(self._request(place) if is_single else self._repeat(place))
-            if stream % (STARTS_PER_TURN * self._shards) == self._streams.start:
+            if self._is_gradual and self._ramp.started:
+                await self._until_due()
+            elif self._ramp.started % STARTS_PER_TURN == STARTS_PER_TURN - 1:
                 await asyncio.sleep(0)
-        if not is_single:
-            self._spawn(self._stock.keep_full())
+            self._ramp.start(self._clock.now_s())
+            place = stream % len(self._targets)
+            self._spawn(self._repeat(place) if self._is_replacing else self._request(place))
+            if self._is_gradual and self._pools[place].idle < SPARE_CONNECTIONS // 2:
+                self._spawn(self._refill(place))
+
+    async def _until_due(self) -> None:
+        """Wait for the time of the next stream; it moves as the first tokens show how fast."""
+        while True:
+            now_s = self._clock.now_s()
+            due_s = self._ramp.due_s(now_s, self._totals.output_tokens)
+            if due_s is not None and due_s <= now_s:
+                return
+            wait_s = RAMP_LOOK_S if due_s is None else self._clock.wall_duration_s(due_s - now_s)
+            await asyncio.sleep(min(wait_s, RAMP_LOOK_S))
 
     async def _repeat(self, place: int) -> None:
         while True:
@@ -170,6 +211,7 @@ class Phase:
         """Send one request to a target and record how it ended."""
         target, pool = self._targets[place], self._pools[place]
         request, body = self._stock.take()
+        self._totals.sent += 1
         reply = Reply(self._totals)
         try:
             connection = await pool.take()
@@ -244,12 +286,33 @@ class Phase:
 
     async def _watch(self) -> None:
         interval_s = self._clock.wall_duration_s(self._rule.check_interval_s)
+        heard, heard_s = 0, self._clock.now_s()
         while True:
             await asyncio.sleep(max(interval_s, SHORTEST_LOOK_S))
-            self._look(self._clock.now_s())
+            now_s, tokens = self._clock.now_s(), self._totals.output_tokens
+            if tokens > heard or not self._flights:
+                heard, heard_s = tokens, now_s
+            self._check_silence(now_s - heard_s)
+            self._look(now_s)
+
+    def _check_silence(self, silent_s: float) -> None:
+        """Servers that hold requests and send nothing for long hang."""
+        if silent_s < max(self._plan.max_window_s, SHORTEST_HANG_S) or self._stopped.done():
+            return
+        count = len(self._flights)
+        message = f"no output token came in {silent_s:.0f} s with {count} requests in flight"
+        self._stopped.set_exception(LoadFailed(message))
 
     def _look(self, now_s: float) -> None:
-        window = self._rule.observe(now_s, self._totals.output_tokens, self._totals.finished)
+        totals = self._totals
+        counts = Counts(
+            output_tokens=totals.output_tokens,
+            sent=totals.sent,
+            finished=totals.finished,
+            answering=totals.answered - totals.finished,
+            streams=self._ramp.started,
+        )
+        window = self._rule.observe(now_s, counts)
         if window is not None and not self._stopped.done():
             self._stopped.set_result(window)
 

@@ -24,9 +24,10 @@ _LONGEST_ERROR: Final = 300
 
 
 class TokenCounter(Protocol):
-    """Whoever wants the running total of output tokens."""
+    """Whoever wants running totals: output tokens, and requests that have begun to answer."""
 
     output_tokens: int
+    answered: int
 
 
 class Reply:
@@ -71,8 +72,12 @@ class Reply:
             self._take(event, now_s)
 
     def feed_event(self, event: bytes, now_s: float) -> None:
-        """As `feed`, for the bytes of one whole event without the empty line after it."""
-        if not self._tail and event.rfind(_mark(len(self.token_s) + 1)) >= 0:
+        """As `feed`, for the bytes of one whole event without the empty line after it.
+
+        Nearly every event is one more token, which needs no more than to be found.
+        """
+        count = len(self.token_s)
+        if count and not self._tail and event.rfind(_mark(count + 1)) >= 0:
             self.last_s = now_s
             self._note(event)
             self.token_s.append(now_s)
@@ -92,6 +97,7 @@ class Reply:
         self._note(event)
         new = int(number[1]) - len(self.token_s)
         if new > 0:
+            self._total.answered += not self.token_s
             self._total.output_tokens += new
             self.token_s.extend([now_s] * new)
 

@@ -12,13 +12,15 @@ import hashlib
 import math
 import struct
 from dataclasses import dataclass
-from statistics import NormalDist
+from functools import lru_cache
+from statistics import NormalDist, fmean
 
 from runner.errors import ConfigError
 from runner.trial import Lengths, LoadPlan
 
 LOWEST_TOKEN_ID = 1000
 HIGHEST_TOKEN_ID = 30000
+QUANTILES = 1000
 _TOKEN_IDS = HIGHEST_TOKEN_ID - LOWEST_TOKEN_ID + 1
 
 
@@ -102,6 +104,14 @@ def draw(lengths: Lengths, unit: float) -> int:
         case kind:
             raise ConfigError(f"unknown law of lengths {kind!r}; known: {', '.join(LAWS)}")
     return max(tokens, 1)
+
+
+@lru_cache(maxsize=64)
+def mean_tokens(lengths: Lengths) -> float:
+    """The mean token count of a law."""
+    if lengths.kind == "recorded":
+        return fmean(max(value, 1) for value in lengths.values)
+    return fmean(draw(lengths, (place + 0.5) / QUANTILES) for place in range(QUANTILES))
 
 
 LAWS = ("fixed", "uniform", "normal", "recorded")

@@ -1,54 +1,58 @@
 """Every number we answer for, defined once. Times are the client's; counts are the server's.
 
-The window is (window_start_s, window_end_s] of the load (measure/window.py), window_s its length.
-A failed request delivers nothing: its tokens and times count nowhere but in the error count.
-"In the window" is said of the moment named; a request that began earlier can end in it.
+A rung has one window (start_s, end_s] for each restart of its load that counts
+(measure/restarts.py); window_s is their length together. Sums and distributions are over all of
+them. A failed request delivers nothing: its tokens and times count nowhere but in the error count.
+"In a window" is said of the moment named; a request that began earlier can end in it.
 
-output_throughput     output tokens that arrived in the window / window_s (tokens/s)
-total_throughput      the same plus the prompt tokens of requests whose first token arrived in it
-request_throughput    requests that ended OK in the window / window_s
+output_throughput     output tokens that arrived in the windows / window_s (tokens/s)
+total_throughput      the same plus the prompt tokens of requests whose first token arrived in them
+request_throughput    requests that ended OK in the windows / window_s
 goodput               of those, the ones that meet every limit of `slo` themselves / window_s; the
                       percentile of a limit does not matter here (as in aiperf); None without limits
-achieved_concurrency  requests in flight (sent, not ended), averaged over the window (Little's law;
+achieved_concurrency  requests in flight (sent, not ended), averaged over the windows (Little's law;
                       sglang's bench calls sum(e2e) / duration `concurrency`)
-requests, errors      requests that ended OK in the window; requests that failed in the whole load
-ttft_s                first token - send, of requests whose first token arrived in the window; those
+requests, errors      requests that ended OK in the windows; requests that failed in any load
+ttft_s                first token - send, of requests whose first token arrived in a window; those
                       cut at the end of the load count too, or long requests would be left out
-e2e_s                 end - send, of requests that ended OK in the window
-tpot_s                (e2e - ttft) / (output_tokens - 1), one value per request that ended OK in the
+e2e_s                 end - send, of requests that ended OK in a window
+tpot_s                (e2e - ttft) / (output_tokens - 1), one value per request that ended OK in a
                       window with at least two tokens (sglang's, vLLM's and our definition; aiperf
                       calls it ITL)
-itl_s                 the time between two tokens of a request, the later one in the window. Tokens
+itl_s                 the time between two tokens of a request, the later one in a window. Tokens
                       that were read together share the time since the read before (as in sglang's
                       bench), so that the mean does not depend on how the server packs them
 mean, p50, p90, p99   percentiles interpolate linearly between the values (numpy's default)
-energy_j, power_w     sum over every GPU of the launch over the window (measure/power.py); None if
+energy_j              sum over every GPU of the launch over the windows (measure/power.py); None if
                       any GPU's is unavailable
-tokens_per_joule      output tokens in the window / energy_j
+power_w               energy_j / window_s
+tokens_per_joule      output tokens in the windows / energy_j
 joules_per_request    energy_j / requests
-output_throughput_halfwidth  95 %, batch means (measure/window.py); None for a burst, whose rate
-                      rises and falls by nature
+output_throughput_halfwidth  95 %, from restarts (measure/restarts.py); None for a single one
+metastable            the throughput depends on how the load began (measure/restarts.py)
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from runner.errors import ConfigError
-from runner.measure.power import energy_over
+from runner.measure.power import energy_over_all
+from runner.measure.restarts import claim, output_rate
 from runner.measure.validity import find_reasons
-from runner.measure.window import rate_halfwidth
 from runner.settings import SloLimit
 from runner.trial import (
     Distribution,
+    Lengths,
     LoadPlan,
     LoadProtocol,
     LoadRun,
     RequestRecord,
     RequestStatus,
+    RestartResult,
     RungRecord,
     RungResult,
 )
@@ -77,38 +81,54 @@ def judge_rung(
 
     `plan` is the plan of its load; None: a closed loop without a shared prefix.
     """
-    load = rung.load
-    window: Span = (load.window_start_s, load.window_end_s)
-    counts = _count(load, window, slo)
-    gpus = energy_over(rung.power, *window)
-    achieved = _per_second(sum(_overlap_s(r, window) for r in load.records), window)
+    plan = plan or default_plan(rung)
+    loads = rung.counted
+    window_s = sum(end_s - start_s for start_s, end_s in (load.window for load in loads))
+    counts = _count(loads, slo)
+    gpus = energy_over_all(rung.power, [load.window for load in loads])
+    in_flight_s = sum(_overlap_s(r, load.window) for load in loads for r in load.records)
+    achieved = _ratio(in_flight_s, window_s) or 0.0
     energy_j = _total([gpu.energy_j for gpu in gpus])
     reasons = find_reasons(rung, plan, achieved, gpus)
+    claimed = claim(plan, rung.loads)
     return RungResult(
         position=rung.position,
         concurrency=rung.concurrency,
         valid=not reasons,
         reasons=reasons,
-        window_start_s=load.window_start_s,
-        window_s=window[1] - window[0],
-        output_throughput=_per_second(counts.output_tokens, window),
-        output_throughput_halfwidth=_halfwidth(rung, plan),
-        total_throughput=_per_second(counts.output_tokens + counts.prompt_tokens, window),
-        request_throughput=_per_second(counts.requests, window),
-        goodput=_per_second(counts.good_requests, window) if slo else None,
+        window_start_s=loads[0].window_start_s,
+        window_s=window_s,
+        output_throughput=_rate(counts.output_tokens, window_s),
+        output_throughput_halfwidth=claimed.halfwidth,
+        total_throughput=_rate(counts.output_tokens + counts.prompt_tokens, window_s),
+        request_throughput=_rate(counts.requests, window_s),
+        goodput=_rate(counts.good_requests, window_s) if slo else None,
         achieved_concurrency=achieved,
         requests=counts.requests,
-        errors=sum(record.status is RequestStatus.FAILED for record in load.records),
-        ttft_s=distribution(_ttfts_s(load, window)),
-        tpot_s=distribution(_some(tpot_s(record) for record in _ended(load, window))),
-        itl_s=distribution(_itls_in_window_s(load, window)),
-        e2e_s=distribution(record.end_s - record.send_s for record in _ended(load, window)),
-        power_w=_total([gpu.power_w for gpu in gpus]),
+        errors=sum(r.status is RequestStatus.FAILED for load in rung.loads for r in load.records),
+        ttft_s=distribution(_over(loads, _ttfts_s)),
+        tpot_s=distribution(_some(tpot_s(r) for load in loads for r in _ended(load))),
+        itl_s=distribution(_over(loads, _itls_in_window_s)),
+        e2e_s=distribution(r.end_s - r.send_s for load in loads for r in _ended(load)),
+        power_w=_ratio(energy_j, window_s),
         energy_j=energy_j,
         tokens_per_joule=_ratio(counts.output_tokens, energy_j),
         joules_per_request=_ratio(energy_j, counts.requests),
         gpus=gpus,
+        restarts=tuple(_restart(load, counts=load in loads) for load in rung.loads),
+        metastable=claimed.is_metastable,
     )
+
+
+def default_plan(rung: RungRecord) -> LoadPlan:
+    """The plan that is assumed where none is known: a closed loop without a shared prefix."""
+    unknown = Lengths.fixed(1)
+    return LoadPlan("", LoadProtocol.CLOSED_LOOP, rung.concurrency, unknown, unknown, seed=0)
+
+
+def _restart(load: LoadRun, *, counts: bool) -> RestartResult:
+    start_s, end_s = load.window
+    return RestartResult(load.start, counts, start_s, end_s - start_s, output_rate(load))
 
 
 def metric_value(rung: RungResult, metric: str) -> float | None:
@@ -171,12 +191,14 @@ class _Counts:
     good_requests: int
 
 
-def _count(load: LoadRun, window: Span, slo: Sequence[SloLimit]) -> _Counts:
-    served = list(_served(load))
-    ended = _ended(load, window)
+def _count(loads: Sequence[LoadRun], slo: Sequence[SloLimit]) -> _Counts:
+    ended = [record for load in loads for record in _ended(load)]
+    served = [(record, load.window) for load in loads for record in _served(load)]
     return _Counts(
-        output_tokens=sum(_is_in(time_s, window) for r in served for time_s in r.token_s),
-        prompt_tokens=sum(r.prompt_tokens for r in served if _is_in(r.first_token_s, window)),
+        output_tokens=sum(_is_in(time_s, window) for r, window in served for time_s in r.token_s),
+        prompt_tokens=sum(
+            r.prompt_tokens for r, window in served if _is_in(r.first_token_s, window)
+        ),
         requests=len(ended),
         good_requests=sum(all(_meets(record, limit) for limit in slo) for record in ended),
     )
@@ -186,11 +208,11 @@ def _served(load: LoadRun) -> Iterator[RequestRecord]:
     return (record for record in load.records if record.status is not RequestStatus.FAILED)
 
 
-def _ended(load: LoadRun, window: Span) -> list[RequestRecord]:
+def _ended(load: LoadRun) -> list[RequestRecord]:
     return [
         record
         for record in load.records
-        if record.status is RequestStatus.OK and _is_in(record.end_s, window)
+        if record.status is RequestStatus.OK and _is_in(record.end_s, load.window)
     ]
 
 
@@ -202,16 +224,22 @@ def _overlap_s(record: RequestRecord, window: Span) -> float:
     return max(min(record.end_s, window[1]) - max(record.send_s, window[0]), 0.0)
 
 
-def _ttfts_s(load: LoadRun, window: Span) -> Iterator[float]:
+def _over(
+    loads: Sequence[LoadRun], values_of: Callable[[LoadRun], Iterator[float]]
+) -> Iterator[float]:
+    return (value for load in loads for value in values_of(load))
+
+
+def _ttfts_s(load: LoadRun) -> Iterator[float]:
     for record in _served(load):
-        if record.first_token_s is not None and _is_in(record.first_token_s, window):
+        if record.first_token_s is not None and _is_in(record.first_token_s, load.window):
             yield record.first_token_s - record.send_s
 
 
-def _itls_in_window_s(load: LoadRun, window: Span) -> Iterator[float]:
+def _itls_in_window_s(load: LoadRun) -> Iterator[float]:
     for record in _served(load):
         for time_s, itl_s in itls_s(record):
-            if _is_in(time_s, window):
+            if _is_in(time_s, load.window):
                 yield itl_s
 
 
@@ -232,20 +260,6 @@ def _meets(record: RequestRecord, limit: SloLimit) -> bool:
             raise ConfigError(f"slo on {metric!r}; choose one of {', '.join(LATENCIES)}")
 
 
-def _halfwidth(rung: RungRecord, plan: LoadPlan | None) -> float | None:
-    protocol = LoadProtocol.CLOSED_LOOP if plan is None else plan.protocol
-    if protocol is LoadProtocol.BURST:
-        return None
-    load = rung.load
-    return rate_halfwidth(
-        sorted(time_s for record in _served(load) for time_s in record.token_s),
-        sorted(r.end_s for r in load.records if r.status is not RequestStatus.CUT),
-        rung.concurrency if protocol is LoadProtocol.CLOSED_LOOP else None,
-        load.window_start_s,
-        load.window_end_s,
-    )
-
-
 def percentile(ordered: Sequence[float], share: float) -> float:
     """The value at a share (0 to 1) of ascending values, linear between them."""
     place = share * (len(ordered) - 1)
@@ -254,9 +268,8 @@ def percentile(ordered: Sequence[float], share: float) -> float:
     return ordered[below] + (ordered[above] - ordered[below]) * (place - below)
 
 
-def _per_second(count: float, window: Span) -> float:
-    length_s = window[1] - window[0]
-    return count / length_s if length_s > 0 else 0.0
+def _rate(count: float, window_s: float) -> float:
+    return count / window_s if window_s > 0 else 0.0
 
 
 def _ratio(above: float | None, below: float | None) -> float | None:

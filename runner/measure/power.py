@@ -6,6 +6,7 @@ Power belongs to a GPU by its UUID, never by its index. This module alone knows 
 from __future__ import annotations
 
 import importlib
+import math
 import statistics
 import threading
 import time
@@ -256,6 +257,36 @@ def energy_over(
     for sample in samples:
         by_gpu.setdefault(sample.gpu_uuid, []).append(sample)
     return tuple(_energy_of(taken, start_s, end_s) for taken in by_gpu.values())
+
+
+def energy_over_all(
+    samples: Sequence[PowerSample], windows: Sequence[tuple[float, float]]
+) -> tuple[GpuEnergy, ...]:
+    """The energy and mean power of each GPU over several windows together (see energy_over)."""
+    by_gpu: dict[str, list[tuple[GpuEnergy, float]]] = {}
+    for start_s, end_s in windows:
+        for gpu in energy_over(samples, start_s, end_s):
+            by_gpu.setdefault(gpu.gpu_uuid, []).append((gpu, end_s - start_s))
+    return tuple(_joined(parts) for parts in by_gpu.values())
+
+
+def _joined(parts: Sequence[tuple[GpuEnergy, float]]) -> GpuEnergy:
+    """One GPU over several windows; an energy that is missing in one is missing in all."""
+    gpus, length_s = [gpu for gpu, _ in parts], sum(length_s for _, length_s in parts)
+    energies = [gpu.energy_j for gpu in gpus if gpu.energy_j is not None]
+    energy_j = math.fsum(energies) if len(energies) == len(gpus) else None
+    busy = [(gpu.utilization, part_s) for gpu, part_s in parts if gpu.utilization is not None]
+    used = [gpu.memory_used_bytes for gpu in gpus if gpu.memory_used_bytes is not None]
+    slowed = [gpu.throttled for gpu in gpus if gpu.throttled is not None]
+    busy_s = sum(part_s for _, part_s in busy)
+    return GpuEnergy(
+        gpu_uuid=gpus[0].gpu_uuid,
+        energy_j=energy_j,
+        power_w=energy_j / length_s if energy_j is not None and length_s > 0 else None,
+        utilization=sum(u * part_s for u, part_s in busy) / busy_s if busy_s > 0 else None,
+        memory_used_bytes=max(used) if used else None,
+        throttled=any(slowed) if slowed else None,
+    )
 
 
 def longest_gap_s(samples: Sequence[PowerSample], start_s: float, end_s: float) -> float:

@@ -27,28 +27,20 @@ CACHED_MARGIN = 0.05
 
 
 def find_reasons(
-    rung: RungRecord, plan: LoadPlan | None, achieved: float, gpus: Sequence[GpuEnergy]
+    rung: RungRecord, plan: LoadPlan, achieved: float, gpus: Sequence[GpuEnergy]
 ) -> tuple[str, ...]:
     """Every reason why this rung is no fair measurement, in words for the user.
 
     Args:
         rung: the raw record.
-        plan: the plan of its load; None: a closed loop without a shared prefix.
+        plan: the plan of its load.
         achieved: its achieved concurrency.
         gpus: its energy per GPU.
     """
-    load = rung.load
-    protocol = LoadProtocol.CLOSED_LOOP if plan is None else plan.protocol
-    shared_prefix = 0.0 if plan is None else plan.shared_prefix
-    found: list[str | None] = [
-        None
-        if load.is_steady
-        else "not steady: the token rate still drifted when the longest window ended"
-    ]
-    found += [_silence(rung), _client_cpu(rung), _client_lag(rung)]
-    found += [_errors(load.records), _token_counts(load.records)]
-    found += [_cache(load.records, shared_prefix)]
-    match protocol:
+    records = [record for load in rung.loads for record in load.records]
+    found: list[str | None] = [_drift(rung), _silence(rung), _client_cpu(rung), _client_lag(rung)]
+    found += [_errors(records), _token_counts(records), _cache(records, plan.shared_prefix)]
+    match plan.protocol:
         case LoadProtocol.CLOSED_LOOP:
             found += [_concurrency(rung.concurrency, achieved)]
         case LoadProtocol.OPEN_LOOP:
@@ -59,18 +51,28 @@ def find_reasons(
     return tuple(reason for reason in found if reason is not None)
 
 
+def _drift(rung: RungRecord) -> str | None:
+    drifting = sum(not load.is_steady for load in rung.counted)
+    if not drifting:
+        return None
+    which = "" if len(rung.counted) == 1 else f" in {drifting} of {len(rung.counted)} restarts"
+    return f"not steady{which}: the token rate still drifted when the longest window ended"
+
+
 def _silence(rung: RungRecord) -> str | None:
-    load = rung.load
-    is_heard = any(
-        load.window_start_s < time_s <= load.window_end_s
-        for record in load.records
-        for time_s in record.token_s
+    is_heard = all(
+        any(
+            load.window_start_s < time_s <= load.window_end_s
+            for r in load.records
+            for time_s in r.token_s
+        )
+        for load in rung.counted
     )
     return None if is_heard else "no output token arrived in the window"
 
 
 def _client_cpu(rung: RungRecord) -> str | None:
-    share = rung.load.client.cpu_share
+    share = max(load.client.cpu_share for load in rung.counted)
     if share <= MAX_CPU_SHARE:
         return None
     return (
@@ -80,7 +82,7 @@ def _client_cpu(rung: RungRecord) -> str | None:
 
 
 def _client_lag(rung: RungRecord) -> str | None:
-    lag_s = rung.load.client.max_lag_s
+    lag_s = max(load.client.max_lag_s for load in rung.counted)
     if lag_s <= MAX_LAG_S:
         return None
     return (
@@ -133,14 +135,15 @@ def _concurrency(offered: int, achieved: float) -> str | None:
 
 
 def _backlog(rung: RungRecord) -> str | None:
-    load = rung.load
-    start_s, end_s = load.window_start_s, load.window_end_s
-    arrived = sum(start_s < record.send_s <= end_s for record in load.records)
-    finished = sum(
-        start_s < record.end_s <= end_s
-        for record in load.records
-        if record.status is not RequestStatus.CUT
-    )
+    arrived = finished = 0
+    for load in rung.counted:
+        start_s, end_s = load.window
+        arrived += sum(start_s < record.send_s <= end_s for record in load.records)
+        finished += sum(
+            start_s < record.end_s <= end_s
+            for record in load.records
+            if record.status is not RequestStatus.CUT
+        )
     # Arrivals are random: three standard deviations are no sign of a backlog.
     if finished >= LOWEST_ACHIEVED * arrived - 3 * math.sqrt(arrived):
         return None
@@ -148,7 +151,6 @@ def _backlog(rung: RungRecord) -> str | None:
 
 
 def _power(rung: RungRecord, gpus: Sequence[GpuEnergy]) -> list[str]:
-    load = rung.load
     reasons = [
         f"GPU {gpu.gpu_uuid} was slowed down by heat or by its power supply"
         for gpu in gpus
@@ -159,7 +161,7 @@ def _power(rung: RungRecord, gpus: Sequence[GpuEnergy]) -> list[str]:
         taken = [sample for sample in rung.power if sample.gpu_uuid == gpu.gpu_uuid]
         if gpu.energy_j is not None or not _offers_power(taken):
             continue
-        gaps_s.append(longest_gap_s(taken, load.window_start_s, load.window_end_s))
+        gaps_s.append(max(longest_gap_s(taken, *load.window) for load in rung.counted))
     if gaps_s:
         which = "1 GPU" if len(gaps_s) == 1 else f"{len(gaps_s)} GPUs"
         reasons.append(f"the power of {which} was not read for {max(gaps_s):.1f} s")

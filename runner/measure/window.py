@@ -1,26 +1,34 @@
-"""When a load may stop and which part of it counts: the steady window.
+"""When one load may stop and which part of it counts: the steady window.
 
 A window is the half-open span (start_s, end_s]: what happens at start_s belongs to the ramp-up.
 
-closed_loop. The ramp-up ends when `concurrency` requests have finished. A request period is the
-time in which `concurrency` further requests finish. Requests that were sent together finish
-together, and the token rate then swings once per period, so a window ends only where a whole
-number of periods ends. It ends at the first such place where it is at least `min_window_s` long
-and the 95 % half-width of its token rate is at most `precision` of the rate. After `max_window_s`
-it ends at the last such place that leaves it `min_window_s`, or at once if there is none; it is
-then steady when the half-width is at most 5 times `precision`, or when it does not drift: the mean
-rates of the first and of the last half of its batches differ by at most 10 times `precision`, or
-by no more than their scatter explains. With fewer than two periods a swing cannot be told from
-drift, and they may differ by 50 times. When requests are so long that the ramp-up lasts
-`max_window_s`, it ends there, and the window is `max_window_s` long without regard to periods.
+closed_loop. A period is the time in which `concurrency` requests finish: about one mean request
+duration. The window opens when
 
-The half-width is that of batch means: the rates of up to ten batches, Student's t. Batches are
-whole periods when the window holds at least three, else ten equal spans. It speaks of this window
-on these servers; other launches of the same setting may differ by more.
+- every stream has begun (load/ramp.py), and a whole period has ended since,
+- three periods have ended since the load began: three mean request durations, and
+- the two halves of the last period agree, in tokens per second and in the number of requests that
+  are being answered, within a tenth (`SETTLED`) or, after three more periods, without regard to it.
 
-burst. From the first send to the end of the last request. open_loop: opens after half of
-`min_window_s`, then as closed_loop without periods, at any moment. A warm-up sends one request per
-stream and ends when as many have finished. Burst and warm-up give up after 5 times `max_window_s`.
+Requests that were sent together finish together, and the token rate then swings once per period,
+so a window ends only where a whole number of periods ends: at the first such place where it holds
+`min_periods` of them and is at least `min_window_s` long. After `max_window_s` it ends at the last
+such place that leaves it `min_window_s`, or at once if there is none. It is steady when it does not
+drift: the mean rates of the first and of the last half of its batches differ by at most a tenth
+(half, when it holds fewer than two periods: a swing cannot be told from drift there), or by no more
+than their scatter explains; and when its ramp-up was not cut off, which happens after `max_ramp_s`,
+by default half an hour, or 24 times `max_window_s` where that is longer. A drift slower than that
+is seen only by comparing restarts of the load: measure/restarts.py.
+
+Batches are whole periods when the window holds at least three, up to ten of them, else ten equal
+spans. What their scatter says is said of this window alone.
+
+open_loop. Opens after half of `min_window_s` and three mean request durations (by Little's law:
+when three times as many requests have finished as are in flight), at the latest after
+`max_window_s`; ends as closed_loop, where a period is the time in which as many requests finish as
+were in flight when it opened. burst: from the first send to the end of the last request. A warm-up
+sends one request per stream and ends when as many have finished. Burst and warm-up give up after 5
+times `max_window_s`.
 """
 
 from __future__ import annotations
@@ -30,15 +38,20 @@ import statistics
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from runner.trial import LoadPlan, LoadProtocol
 
 BATCHES = 10
 FEWEST_PERIODS = 3
-LOOSE = 5.0
-DRIFT = 10.0
-SWING = 50.0
+RAMP_PERIODS = 3
+SETTLED = 0.1
+MOST_SETTLING = 3
+DRIFT = 0.1
+SWING = 0.5
 GIVE_UP = 5.0
+RAMP_GIVE_UP = 24.0
+RAMP_LIMIT_S = 1800.0
 # Student's t, 97.5 %, for 1 to 9 degrees of freedom.
 STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
@@ -52,6 +65,20 @@ class Window:
     is_steady: bool
 
 
+class Counts(NamedTuple):
+    """Running totals of one load: what has come, and what was begun.
+
+    `streams` have begun to send (closed loop); `answering` requests have their first token and
+    have not ended; `sent` requests were sent, `finished` ended.
+    """
+
+    output_tokens: int
+    sent: int
+    finished: int
+    answering: int
+    streams: int
+
+
 class WindowRule:
     """Watches running totals of one load and says when it may stop.
 
@@ -63,37 +90,38 @@ class WindowRule:
         self.check_interval_s = min(max(plan.min_window_s / 40, 0.01), 1.0)
         self._plan = plan
         self._started_s = started_s
+        self._ramp = _RampWatch(plan, started_s)
         self._curve: _Curve | None = None
         self._finished_at_open = 0
+        self._period = 0  # requests of one; 0: the load has no periods
         self._periods = 0
         self._period_ends_s: list[float] = []
         self._window: Window | None = None
 
-    def observe(self, now_s: float, output_tokens: int, finished_requests: int) -> Window | None:
+    def observe(self, now_s: float, counts: Counts) -> Window | None:
         """Take the totals since the start of the load; a Window means: the load may stop."""
         if self._window is None:
-            self._window = self._judge(now_s, output_tokens, finished_requests)
+            self._window = self._judge(now_s, counts)
         return self._window
 
-    def _judge(self, now_s: float, tokens: int, finished: int) -> Window | None:
+    def _judge(self, now_s: float, counts: Counts) -> Window | None:
         plan = self._plan
         if plan.is_warmup or plan.protocol is LoadProtocol.BURST:
-            return self._judge_all(now_s, finished)
+            return self._judge_all(now_s, counts.finished)
         if self._curve is None:
-            if self._is_ramped_up(now_s, finished):
-                self._curve = _Curve(now_s, tokens)
-                self._finished_at_open = finished
+            if self._ramp.is_over(now_s, counts):
+                self._open(now_s, counts)
             return None
-        self._curve.add(now_s, tokens)
-        is_period_end = self._note_periods(now_s, finished)
-        may_end = is_period_end or plan.protocol is LoadProtocol.OPEN_LOOP
+        self._curve.add(now_s, counts.output_tokens)
+        is_period_end = self._note_periods(now_s, counts.finished)
         length_s = now_s - self._curve.start_s
-        if may_end and length_s >= plan.min_window_s and self._is_precise(self._curve, now_s):
-            return Window(self._curve.start_s, now_s, is_steady=True)
+        is_whole = is_period_end and self._periods >= plan.min_periods
+        if is_whole and length_s >= plan.min_window_s:
+            return self._close(self._curve, now_s)
         if length_s < plan.max_window_s:
             return None
         end_s = self._last_end_s(self._curve.start_s + plan.min_window_s, now_s)
-        return Window(self._curve.start_s, end_s, self._is_fair(self._curve, end_s))
+        return self._close(self._curve, end_s)
 
     def _judge_all(self, now_s: float, finished: int) -> Window | None:
         if finished >= self._plan.concurrency:
@@ -102,23 +130,19 @@ class WindowRule:
             return Window(self._started_s, now_s, is_steady=False)
         return None
 
-    def _is_ramped_up(self, now_s: float, finished: int) -> bool:
-        since_start_s = now_s - self._started_s
-        if self._plan.protocol is LoadProtocol.OPEN_LOOP:
-            return since_start_s >= self._plan.min_window_s / 2
-        return finished >= self._plan.concurrency or since_start_s >= self._plan.max_window_s
+    def _open(self, now_s: float, counts: Counts) -> None:
+        self._curve = _Curve(now_s, counts.output_tokens)
+        self._finished_at_open = counts.finished
+        is_open_loop = self._plan.protocol is LoadProtocol.OPEN_LOOP
+        in_flight = counts.sent - counts.finished
+        self._period = max(in_flight, 1) if is_open_loop else self._plan.concurrency
 
     def _note_periods(self, now_s: float, finished: int) -> bool:
         """Whether a whole number of periods ends now."""
-        concurrency = self._plan.concurrency
-        # A window that opened in the middle of the first requests has no whole periods.
-        has_periods = self._finished_at_open >= concurrency
-        if self._plan.protocol is LoadProtocol.OPEN_LOOP or not has_periods:
-            return False
-        periods = (finished - self._finished_at_open) // concurrency
+        periods = (finished - self._finished_at_open) // self._period
         if periods == self._periods:
             return False
-        # Several periods in one look count as one: only its end was seen.
+        # Several periods in one look count as one end: only that one was seen.
         self._periods = periods
         self._period_ends_s.append(now_s)
         return True
@@ -127,28 +151,100 @@ class WindowRule:
         ends_s = [end_s for end_s in self._period_ends_s if end_s >= earliest_s]
         return ends_s[-1] if ends_s else now_s
 
-    def _is_precise(self, curve: _Curve, end_s: float) -> bool:
-        rate = curve.rate(curve.start_s, end_s)
-        halfwidth = halfwidth_of(self._batch_rates(curve, end_s))
-        return rate > 0 and halfwidth is not None and halfwidth <= self._plan.precision * rate
+    def _close(self, curve: _Curve, end_s: float) -> Window:
+        is_steady = not self._ramp.was_cut and self._is_fair(curve, end_s)
+        return Window(curve.start_s, end_s, is_steady)
 
     def _is_fair(self, curve: _Curve, end_s: float) -> bool:
         rate = curve.rate(curve.start_s, end_s)
-        rates = self._batch_rates(curve, end_s)
-        halfwidth = halfwidth_of(rates)
-        if rate <= 0 or halfwidth is None:
+        edges_s = batch_edges(curve.start_s, end_s, self._period_ends_s)
+        rates = batch_rates(edges_s, curve.tokens_at)
+        if rate <= 0 or len(rates) <= 1:
             return False
-        if halfwidth <= LOOSE * self._plan.precision * rate:
-            return True
         is_open_loop = self._plan.protocol is LoadProtocol.OPEN_LOOP
         periods = sum(period_s <= end_s for period_s in self._period_ends_s)
         limit = DRIFT if is_open_loop or periods > 1 else SWING
         drift, noise = drift_of(rates)
-        return abs(drift) <= max(limit * self._plan.precision * rate, noise)
+        return abs(drift) <= max(limit * rate, noise)
 
-    def _batch_rates(self, curve: _Curve, end_s: float) -> list[float]:
-        edges_s = batch_edges(curve.start_s, end_s, self._period_ends_s)
-        return batch_rates(edges_s, curve.tokens_at)
+
+def longest_ramp_s(plan: LoadPlan) -> float:
+    """When a ramp-up is cut off, in seconds since the load began."""
+    if plan.max_ramp_s is not None:
+        return plan.max_ramp_s
+    return max(RAMP_GIVE_UP * plan.max_window_s, RAMP_LIMIT_S)
+
+
+def longest_load_s(plan: LoadPlan) -> float:
+    """What no load of this plan exceeds, but for the looks between."""
+    if plan.is_warmup or plan.protocol is LoadProtocol.BURST:
+        return (GIVE_UP + 1) * plan.max_window_s
+    return longest_ramp_s(plan) + 2 * plan.max_window_s
+
+
+class _RampWatch:
+    """Says when the ramp-up of a load is over."""
+
+    def __init__(self, plan: LoadPlan, started_s: float) -> None:
+        self._plan = plan
+        self._started_s = started_s
+        self._limit_s = longest_ramp_s(plan)
+        self._full: int | None = None  # requests finished when the last stream began
+        self._seen = 0  # half periods that have ended since
+        self._halves: list[tuple[float, Counts]] = []  # where each of them ended
+        self._answering: list[int] = []
+        self._means: list[float] = []
+        self.was_cut = False
+
+    def is_over(self, now_s: float, counts: Counts) -> bool:
+        """Whether the window may open now."""
+        plan = self._plan
+        since_start_s = now_s - self._started_s
+        self.was_cut = since_start_s >= self._limit_s
+        if self.was_cut:
+            return True
+        if plan.protocol is LoadProtocol.OPEN_LOOP:
+            in_flight = counts.sent - counts.finished
+            is_long = counts.finished >= RAMP_PERIODS * max(in_flight, 1)
+            return since_start_s >= plan.min_window_s / 2 and (
+                is_long or since_start_s >= plan.max_window_s
+            )
+        return self._is_settled(now_s, counts)
+
+    def _is_settled(self, now_s: float, counts: Counts) -> bool:
+        concurrency = self._plan.concurrency
+        if counts.streams < concurrency:
+            return False
+        if self._full is None:
+            self._full = counts.finished
+            self._halves.append((now_s, counts))
+        self._answering.append(counts.answering)
+        since_full = counts.finished - self._full
+        halves = since_full // max(concurrency // 2, 1)
+        if halves <= self._seen:
+            return False
+        self._seen = halves
+        self._halves.append((now_s, counts))
+        self._means.append(statistics.fmean(self._answering))
+        self._answering.clear()
+        if since_full < concurrency or counts.finished < RAMP_PERIODS * concurrency:
+            return False
+        return since_full >= (RAMP_PERIODS + MOST_SETTLING) * concurrency or self._agree()
+
+    def _agree(self) -> bool:
+        """Whether the last two half periods were alike."""
+        if len(self._means) <= 1:
+            return True
+        (start_s, start), (middle_s, middle), (end_s, end) = self._halves[-3:]
+        if not start_s < middle_s < end_s:
+            return True
+        first = (middle.output_tokens - start.output_tokens) / (middle_s - start_s)
+        last = (end.output_tokens - middle.output_tokens) / (end_s - middle_s)
+        return _alike(first, last) and _alike(*self._means[-2:])
+
+
+def _alike(one: float, other: float) -> bool:
+    return abs(one - other) <= SETTLED * max(one, other)
 
 
 class _Curve:
@@ -205,13 +301,6 @@ def batch_rates(edges_s: Sequence[float], tokens_at: Callable[[float], float]) -
     ]
 
 
-def halfwidth_of(rates: Sequence[float]) -> float | None:
-    """The 95 % half-width of the mean of 2 to 10 batch rates; None when there are fewer."""
-    if len(rates) <= 1:
-        return None
-    return STUDENT_T[len(rates) - 2] * math.sqrt(statistics.variance(rates) / len(rates))
-
-
 def drift_of(rates: Sequence[float]) -> tuple[float, float]:
     """By how much the last half of the batches is faster, and how much of that noise explains.
 
@@ -226,14 +315,14 @@ def drift_of(rates: Sequence[float]) -> tuple[float, float]:
     return drift, STUDENT_T[2 * half - 3] * error
 
 
-def rate_halfwidth(
+def rate_batches(
     token_s: Sequence[float],
     request_end_s: Sequence[float],
     concurrency: int | None,
     start_s: float,
     end_s: float,
-) -> float | None:
-    """The half-width of the token rate of a window, from its records, by the rule above.
+) -> list[float]:
+    """The token rates of the batches of a window, from its records, by the rule above.
 
     Args:
         token_s: the time of every output token, ascending.
@@ -243,10 +332,10 @@ def rate_halfwidth(
         end_s: where the window ends.
     """
     if end_s <= start_s:
-        return None
+        return []
     period_ends_s: Sequence[float] = ()
     if concurrency is not None:
         first = bisect_right(request_end_s, start_s)
         period_ends_s = request_end_s[first + concurrency - 1 :: concurrency]
     edges_s = batch_edges(start_s, end_s, period_ends_s)
-    return halfwidth_of(batch_rates(edges_s, lambda time_s: bisect_right(token_s, time_s)))
+    return batch_rates(edges_s, lambda time_s: bisect_right(token_s, time_s))

@@ -1,7 +1,8 @@
 """Rungs and power samples as Parquet tables that read back exactly. Used by store.py alone.
 
-A rung's requests are the rows of its file; what belongs to the rung itself (window, client
-health) and the keys of its power samples are in the file's key-value metadata. The samples of
+A rung's requests are the rows of its file, `restart` says of which restart of its load; what
+belongs to the restarts themselves (window, client health) and the keys of the rung's power samples
+are in the file's key-value metadata. The samples of
 all rungs of a trial are one table, each reading once, sorted by time.
 """
 
@@ -21,22 +22,36 @@ from runner.record.files import Buffer, damaged
 from runner.trial import (
     ClientHealth,
     LoadRun,
+    LoadStart,
     PowerSample,
     RequestRecord,
     RequestStatus,
     RungRecord,
 )
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+RESTART = "restart"
 RUNG_KEY = b"runner.rung"
 POWER_KEY = b"runner.power_keys"
 REMEDY = "Delete it and continue the study: this rung is measured again"
 
 POWER_REMEDY = "Delete it and the rungs beside it, then continue the study: they are measured again"
-UNUSABLE = (TypeError, ValueError, KeyError, struct.error, zlib.error)
+UNUSABLE = (TypeError, ValueError, KeyError, IndexError, struct.error, zlib.error)
 
 PowerKey: TypeAlias = tuple[float, str]
 PowerTable: TypeAlias = Mapping[PowerKey, PowerSample]
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LoadHead:
+    """What a rung's file says of one restart besides its requests."""
+
+    started_s: float
+    window_start_s: float
+    window_end_s: float
+    is_steady: bool
+    client: ClientHealth
+    start: LoadStart
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -45,11 +60,7 @@ class RungHead:
 
     position: int
     concurrency: int
-    started_s: float
-    window_start_s: float
-    window_end_s: float
-    is_steady: bool
-    client: ClientHealth
+    loads: tuple[LoadHead, ...]
     schema_version: int = SCHEMA_VERSION
 
 
@@ -60,21 +71,15 @@ def file_name(rung: RungRecord) -> str:
 
 def rung_bytes(rung: RungRecord) -> Buffer:
     """The rung's file, without the values of its power samples."""
-    load = rung.load
-    head = RungHead(
-        position=rung.position,
-        concurrency=rung.concurrency,
-        started_s=load.started_s,
-        window_start_s=load.window_start_s,
-        window_end_s=load.window_end_s,
-        is_steady=load.is_steady,
-        client=load.client,
-    )
+    head = RungHead(rung.position, rung.concurrency, tuple(map(_head_of, rung.loads)))
     metadata = {
         RUNG_KEY: json.dumps(encode(head), allow_nan=False).encode(),
         POWER_KEY: _pack_keys([key_of(sample) for sample in rung.power]),
     }
-    return _table_bytes(_request_schema().with_metadata(metadata), load.records)
+    rows = [(record, number) for number, load in enumerate(rung.loads) for record in load.records]
+    schema = _request_schema().with_metadata(metadata)
+    columns = _columns(schema.names[:-1], [record for record, _ in rows])
+    return _table_bytes(schema, {**columns, RESTART: [number for _, number in rows]})
 
 
 def power_bytes(samples: Iterable[PowerSample]) -> Buffer:
@@ -82,27 +87,36 @@ def power_bytes(samples: Iterable[PowerSample]) -> Buffer:
     unique: dict[PowerKey, PowerSample] = {}
     for sample in samples:
         unique.setdefault(key_of(sample), sample)
-    return _table_bytes(_power_schema(), [unique[key] for key in sorted(unique)])
+    schema = _power_schema()
+    rows = [unique[key] for key in sorted(unique)]
+    return _table_bytes(schema, _columns(schema.names, rows))
 
 
 def read_rung(path: Path, power: PowerTable) -> RungRecord:
     """The rung as it was written. Raises StudyError when the file is damaged."""
     table = _read_table(path, REMEDY)
     try:
-        head = decode(RungHead, json.loads(table.schema.metadata[RUNG_KEY]))
+        document = json.loads(table.schema.metadata[RUNG_KEY])
+        if document["schema_version"] != SCHEMA_VERSION:
+            raise ValueError(f"it has schema_version {document['schema_version']}")
+        head = decode(RungHead, document)
         samples = tuple(_pick(table.schema.metadata, power))
-        records = tuple(_request(row) for row in table.to_pylist())
+        records: list[list[RequestRecord]] = [[] for _ in head.loads]
+        for row in table.to_pylist():
+            records[row.pop(RESTART)].append(_request(row))
     except UNUSABLE as error:
         raise damaged(path, _why(error), REMEDY) from error
-    load = LoadRun(
-        records=records,
-        started_s=head.started_s,
-        window_start_s=head.window_start_s,
-        window_end_s=head.window_end_s,
-        is_steady=head.is_steady,
-        client=head.client,
-    )
-    return RungRecord(head.position, head.concurrency, load, samples)
+    loads = tuple(map(_load_of, head.loads, records))
+    return RungRecord(head.position, head.concurrency, loads, samples)
+
+
+def _head_of(load: LoadRun) -> LoadHead:
+    return LoadHead(**{f.name: getattr(load, f.name) for f in dataclasses.fields(LoadHead)})
+
+
+def _load_of(head: LoadHead, records: Sequence[RequestRecord]) -> LoadRun:
+    fields = {field.name: getattr(head, field.name) for field in dataclasses.fields(head)}
+    return LoadRun(records=tuple(records), **fields)
 
 
 def samples_of(path: Path, power: PowerTable) -> list[PowerSample]:
@@ -147,11 +161,14 @@ def key_of(sample: PowerSample) -> PowerKey:
     return (sample.time_s, sample.gpu_uuid)
 
 
-def _table_bytes(schema: Any, rows: Sequence[RequestRecord | PowerSample]) -> Buffer:  # noqa: ANN401
+def _columns(names: Sequence[str], rows: Sequence[object]) -> dict[str, list[object]]:
+    return {name: [getattr(row, name) for row in rows] for name in names}
+
+
+def _table_bytes(schema: Any, columns: Mapping[str, list[Any]]) -> Buffer:  # noqa: ANN401
     import pyarrow as pa
     from pyarrow import parquet
 
-    columns = {name: [getattr(row, name) for row in rows] for name in schema.names}
     sink = pa.BufferOutputStream()
     parquet.write_table(pa.table(columns, schema=schema), sink, compression="zstd")
     content: Buffer = sink.getvalue()
@@ -185,6 +202,7 @@ def _request_schema() -> Any:  # noqa: ANN401 - pyarrow ships no types
             ("cached_tokens", pa.int64()),
             ("status", pa.string()),
             ("error", pa.string()),
+            (RESTART, pa.int32()),
         ]
     )
 

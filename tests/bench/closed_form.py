@@ -21,10 +21,10 @@ from runner.forecast.setting import PlannedSetting, plan_setting, study_profile
 from runner.forecast.simulate import Effort, Job, make_job, run_jobs
 from runner.label import setting_label
 from runner.settings import StudySettings
-from runner.trial import Lengths, LoadProtocol, Params
+from runner.trial import Lengths, LoadProtocol, LoadStart, Params
 
 STUDY = Path(__file__).parents[2] / "search_spaces" / "kimi-k2.6-8x-rtx-pro-6000.yaml"
-EFFORT = Effort(lives=1.0, most_work=0.15e6)
+EFFORT = Effort(lives=1.0, most_work=0.15e6, start=LoadStart.TOGETHER)
 LADDER = (8, 32)
 LENGTHS = {"256 tokens": Lengths.fixed(256), "128 - 384 tokens": Lengths("uniform", 128, 384)}
 

@@ -70,7 +70,7 @@ def load(server: EmulatedProcess, plan: LoadPlan = PLAN) -> LoadRun:
 
 def judge(run: LoadRun) -> str:
     """Every reason why the load is no fair measurement."""
-    rung = RungRecord(0, PLAN.concurrency, run, ())
+    rung = RungRecord(0, PLAN.concurrency, (run,), ())
     return "; ".join(find_reasons(rung, PLAN, float(PLAN.concurrency), ()))
 
 

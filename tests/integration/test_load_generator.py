@@ -192,7 +192,7 @@ def test_cached_tokens_are_seen() -> None:
     with ScriptedServer(script) as server:
         run = drive(BURST, server)
     assert [record.cached_tokens for record in run.records] == [8] * 4
-    result = judge_rung(RungRecord(0, 4, run, ()), (), BURST)
+    result = judge_rung(RungRecord(0, 4, (run,), ()), (), BURST)
     assert "the prefix cache served 100% of the prompt tokens" in result.reasons[0]
 
 
@@ -231,7 +231,7 @@ def test_closed_loop_keeps_its_streams_busy_and_cuts_them_at_the_end() -> None:
     for replica, server in enumerate((first, second)):
         expected = [{"rid": "", "abort_all": True}] if replica in cut_replicas else []
         assert server.aborts == expected
-    result = judge_rung(RungRecord(0, 4, run, ()), ())
+    result = judge_rung(RungRecord(0, 4, (run,), ()), ())
     assert 3.0 < result.achieved_concurrency <= 4.0
 
 

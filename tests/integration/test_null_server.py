@@ -58,7 +58,7 @@ def test_streams_that_are_cut_are_forgotten() -> None:
     with null_server("--period", "0.002", "--tokens", "12") as url:
         for phase in ("rung-0", "rung-1"):
             run = LoadGenerator(Clock()).run(replace(LOOP, phase=phase), [Target(0, url)])
-            result = judge_rung(RungRecord(0, 8, run, ()), ())
+            result = judge_rung(RungRecord(0, 8, (run,), ()), ())
             assert result.errors == 0
             assert result.achieved_concurrency > 6
 
@@ -87,7 +87,7 @@ def test_a_flooded_generator_says_that_it_was_the_limit() -> None:
     plan = replace(BURST, concurrency=100, output_tokens=Lengths.fixed(2000))
     with null_server("--period", "0.01", "--tokens", "2000", "--burst", "200") as url:
         run = LoadGenerator(Clock()).run(plan, [Target(0, url, Api.COMPLETIONS)])
-    result = judge_rung(RungRecord(0, 100, run, ()), (), plan)
+    result = judge_rung(RungRecord(0, 100, (run,), ()), (), plan)
     assert sum(record.output_tokens for record in run.records) == 200_000
     assert not result.valid
     assert any("the load generator was the limit" in reason for reason in result.reasons)
@@ -113,7 +113,7 @@ def test_a_generator_whose_thread_is_held_up_says_that_it_was_the_limit() -> Non
             run = LoadGenerator(Clock()).run(plan, [Target(0, url)], on_progress=hold_up)
         finally:
             is_over.set()
-    result = judge_rung(RungRecord(0, 1, run, ()), (), plan)
+    result = judge_rung(RungRecord(0, 1, (run,), ()), (), plan)
     assert not result.valid
     assert any("the load generator was the limit: it ran" in reason for reason in result.reasons)
 

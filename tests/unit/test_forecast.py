@@ -16,12 +16,12 @@ from runner.forecast.setting import PlannedSetting, plan_setting, study_profile
 from runner.forecast.simulate import Effort, Job, make_job, run_job, run_jobs
 from runner.machine.shape import Refusal, RefusalKind
 from runner.settings import MeasureSettings, SloLimit, StudySettings
-from runner.trial import EngineKind, Lengths, LoadProtocol, Params
+from runner.trial import EngineKind, Lengths, LoadProtocol, LoadStart, Params
 from tests.forecasting import CAP, DEPTH, small_study, with_workload
 
 STUDY = small_study()
 PP8: Params = {"pp_size": 8, "max_running_requests": 64}
-EFFORT = Effort(lives=2.0, most_work=0.3e6)
+EFFORT = Effort(lives=2.0, most_work=0.3e6, start=LoadStart.TOGETHER)
 
 
 def planned(settings: StudySettings, params: Params) -> PlannedSetting:
@@ -85,7 +85,10 @@ def test_every_kind_of_engine_is_predicted_alike(kind: EngineKind) -> None:
 @pytest.mark.parametrize("protocol", [LoadProtocol.CLOSED_LOOP, LoadProtocol.BURST])
 @pytest.mark.parametrize("cap", [8, 2, 1])
 def test_the_closed_form_is_near_the_simulation(protocol: LoadProtocol, cap: int) -> None:
-    settings = with_workload(STUDY, protocol=protocol, output_tokens=Lengths.fixed(60))
+    # In a loop, equal lengths keep the phases that the start gave them for ever.
+    is_burst = protocol is LoadProtocol.BURST
+    lengths = Lengths.fixed(60) if is_burst else Lengths("uniform", 30, 90)
+    settings = with_workload(STUDY, protocol=protocol, output_tokens=lengths)
     params = {**PP8, CAP: cap}
     found = [answer.rungs for answer in (predict(settings, params, 1), estimate(settings, params))]
     for simulated, closed in zip(*found, strict=True):
@@ -143,7 +146,14 @@ def test_a_burst_runs_to_its_end_whatever_it_costs() -> None:
     settings = with_workload(STUDY, protocol=LoadProtocol.BURST, output_tokens=lengths)
     estimator = Estimator(settings, study_profile(settings))
     jobs = [
-        make_job(settings, estimator, planned(settings, PP8), 6, 0, Effort(1.0, most_work))
+        make_job(
+            settings,
+            estimator,
+            planned(settings, PP8),
+            6,
+            0,
+            Effort(1.0, most_work, LoadStart.TOGETHER),
+        )
         for most_work in (1.0, 1e9)
     ]
     assert not any(each.is_cut_off for each in jobs)

@@ -16,6 +16,7 @@ from runner.trial import (
     LoadPlan,
     LoadProtocol,
     LoadRun,
+    LoadStart,
     PowerSample,
     RequestRecord,
     RequestStatus,
@@ -53,7 +54,7 @@ def record(send_s: float, *token_s: float, end_s: float | None = None,
 def rung(*records: RequestRecord, window: tuple[float, float] = (10.0, 20.0),
          power: tuple[PowerSample, ...] = (), concurrency: int = 1) -> RungRecord:  # fmt: skip
     load = LoadRun(records, 0.0, *window, is_steady=True, client=ClientHealth(0.1, 0.001))
-    return RungRecord(0, concurrency, load, power)
+    return RungRecord(0, concurrency, (load,), power)
 
 
 def watts(power_w: float | None, uuid: str = "GPU-a") -> tuple[PowerSample, ...]:
@@ -163,10 +164,50 @@ def test_an_empty_window_has_no_rates() -> None:
     assert not result.valid
 
 
-def test_halfwidth_belongs_to_rates_that_can_be_steady() -> None:
-    plan = replace(PLAN, protocol=LoadProtocol.BURST)
-    assert judge_rung(rung(*ALL), ()).output_throughput_halfwidth is not None
-    assert judge_rung(rung(*ALL), (), plan).output_throughput_halfwidth is None
+def restarted(*starts: LoadStart) -> RungRecord:
+    """The same ten seconds again, a hundred seconds later each time."""
+    loads = []
+    for number, start in enumerate(starts):
+        later_s = 100.0 * number
+        requests = tuple(
+            replace(
+                each,
+                send_s=each.send_s + later_s,
+                first_token_s=each.token_s[0] + later_s if each.token_s else None,
+                end_s=each.end_s + later_s,
+                token_s=tuple(time_s + later_s for time_s in each.token_s),
+            )
+            for each in ALL
+        )
+        loads.append(replace(rung(*requests, window=(10.0 + later_s, 20.0 + later_s)).loads[0],
+                             start=start))  # fmt: skip
+    power = tuple(
+        PowerSample(second / 2, "GPU-a", 100.0, None, None, None, None, throttled=False)
+        for second in range(800)
+    )
+    return RungRecord(0, 1, tuple(loads), power)
+
+
+def test_a_rung_is_the_sum_of_its_restarts_and_a_probe_counts_nowhere() -> None:
+    once = judge_rung(restarted(LoadStart.GRADUAL), ())
+    steady = (LoadStart.GRADUAL,) * 2
+    thrice = judge_rung(restarted(LoadStart.GRADUAL, LoadStart.TOGETHER, *steady), ())
+    assert thrice.window_s == 3 * once.window_s == 30.0
+    assert thrice.output_throughput == pytest.approx(once.output_throughput)
+    assert thrice.achieved_concurrency == pytest.approx(once.achieved_concurrency)
+    assert thrice.requests == 3 * once.requests
+    assert thrice.energy_j == pytest.approx(3000.0)
+    assert thrice.power_w == pytest.approx(100.0)
+    assert [restart.counts for restart in thrice.restarts] == [True, False, True, True]
+    assert [restart.window_start_s for restart in thrice.restarts] == [10.0, 110.0, 210.0, 310.0]
+
+
+def test_only_restarts_claim_a_precision() -> None:
+    once = judge_rung(restarted(LoadStart.GRADUAL), ())
+    assert once.output_throughput_halfwidth is None
+    thrice = judge_rung(restarted(*[LoadStart.GRADUAL] * 3), ())
+    assert thrice.output_throughput_halfwidth is not None
+    assert thrice.output_throughput_halfwidth > 0.0  # equal rates claim no more than their windows
 
 
 def test_tokens_read_together_share_their_gap() -> None:

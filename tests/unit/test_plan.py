@@ -35,7 +35,7 @@ from runner.settings import (
     SearchSettings,
     StudySettings,
 )
-from runner.trial import Lengths, LoadProtocol, Params
+from runner.trial import Lengths, LoadProtocol, LoadStart, Params
 from tests.forecasting import CAP, DEPTH, small_study, with_workload
 
 STUDY = small_study()
@@ -277,7 +277,7 @@ def test_every_metric_has_a_closed_form(metric: str) -> None:
     setting = planned({"tp_size": 8}, settings)
     estimator = Estimator(settings, study_profile(settings))
     ((_, closed),) = estimator.rung(setting, 6).objectives
-    job = make_job(settings, estimator, setting, 6, 0, Effort(3.0, 1e6))
+    job = make_job(settings, estimator, setting, 6, 0, Effort(3.0, 1e6, LoadStart.TOGETHER))
     found = dict(run_job(job).objectives)
     if metric == "goodput":  # there is no limit to keep
         assert found == {}

@@ -1,5 +1,6 @@
 """The straight line of a trial, on servers that do what a test tells them."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import pytest
@@ -67,48 +68,74 @@ class ScriptedServers:
         self._step("alive")
 
 
+@dataclass
+class ScriptedJudge:
+    """Asks for `restarts` loads a rung; goes on up to the rung `last`; keeps what it is told."""
+
+    restarts: int = 1
+    last: int = 99
+    seen: list[RungRecord] = field(default_factory=list)
+
+    def next_load(self, position: int, loads: Sequence[LoadRun]) -> LoadPlan | None:
+        if len(loads) == self.restarts:
+            return None
+        base = TRIAL.rungs[position]
+        return replace(base, phase=f"{base.phase}-{len(loads)}")
+
+    def go_on(self, rung: RungRecord) -> bool:
+        self.seen.append(rung)
+        return rung.position < self.last
+
+
 def test_a_trial_is_one_line() -> None:
-    servers, seen = ScriptedServers(), list[RungRecord]()
+    servers, judge = ScriptedServers(), ScriptedJudge()
 
-    def keep(rung: RungRecord) -> bool:
-        seen.append(rung)
-        return True
-
-    measured = run_trial(TRIAL, servers, keep)
+    measured = run_trial(TRIAL, servers, judge)
 
     assert measured == Measurement(
         {"pp_max_micro_batch_size": 2, "tp_size": 1}, rungs_measured=3, stopped_early=False
     )
-    assert [(rung.position, rung.concurrency) for rung in seen] == [(0, 32), (1, 8), (2, 1)]
+    assert [(rung.position, rung.concurrency) for rung in judge.seen] == [(0, 32), (1, 8), (2, 1)]
     rung = ["power 1-2", "alive"]
-    assert servers.calls == ["live", "warmup", "rung-0", *rung, "rung-1", *rung, "rung-2", *rung]
+    first, second, third = "rung-0-0", "rung-1-0", "rung-2-0"
+    assert servers.calls == ["live", "warmup", first, *rung, second, *rung, third, *rung]
+
+
+def test_each_restart_of_a_rung_has_its_load_and_its_power() -> None:
+    servers, judge = ScriptedServers(), ScriptedJudge(restarts=3, last=0)
+
+    run_trial(TRIAL, servers, judge)
+
+    loads = [f"rung-0-{number}" for number in range(3)]
+    assert servers.calls[2:] == [call for load in loads for call in (load, "power 1-2")] + ["alive"]
+    assert len(judge.seen[0].loads) == 3
 
 
 def test_the_driver_may_stop_it_between_rungs() -> None:
     servers = ScriptedServers()
 
-    measured = run_trial(TRIAL, servers, lambda rung: rung.position < 1)
+    measured = run_trial(TRIAL, servers, ScriptedJudge(last=1))
 
     assert isinstance(measured, Measurement)
     assert (measured.rungs_measured, measured.stopped_early) == (2, True)
-    assert "rung-2" not in servers.calls
+    assert "rung-2-0" not in servers.calls
 
 
 def test_it_continues_at_its_next_unmeasured_rung() -> None:
     servers = ScriptedServers()
 
-    run_trial(replace(TRIAL, first_rung=2), servers, lambda _: True)
+    run_trial(replace(TRIAL, first_rung=2), servers, ScriptedJudge())
 
     assert [call for call in servers.calls if call.startswith(("warm", "rung"))] == [
         "warmup",
-        "rung-2",
+        "rung-2-0",
     ]
 
 
 def test_nothing_left_to_measure_asks_only_what_resolved() -> None:
     servers = ScriptedServers()
 
-    run_trial(replace(TRIAL, first_rung=3), servers, lambda _: True)
+    run_trial(replace(TRIAL, first_rung=3), servers, ScriptedJudge())
 
     assert servers.calls == ["live"]
 
@@ -118,14 +145,14 @@ def test_nothing_left_to_measure_asks_only_what_resolved() -> None:
     [
         ("live", Infeasible("cap 99"), Stage.LIVE, Outcome.INFEASIBLE),
         ("warmup", LoadFailed("all failed"), Stage.WARMUP, Outcome.FAILED),
-        ("rung-1", Invalid("throttled"), Stage.MEASURE, Outcome.INVALID),
+        ("rung-1-0", Invalid("throttled"), Stage.MEASURE, Outcome.INVALID),
         ("alive", ClusterLost("node died"), Stage.MEASURE, Outcome.LOST),
     ],
 )
 def test_typed_failures_become_values(
     phase: str, error: RunnerError, stage: Stage, outcome: Outcome
 ) -> None:
-    measured = run_trial(TRIAL, ScriptedServers(phase, error), lambda _: True)
+    measured = run_trial(TRIAL, ScriptedServers(phase, error), ScriptedJudge())
 
     assert isinstance(measured, Failure)
     assert (measured.stage, measured.outcome, measured.message) == (stage, outcome, str(error))
@@ -133,4 +160,4 @@ def test_typed_failures_become_values(
 
 def test_an_interruption_is_no_failure() -> None:
     with pytest.raises(Interrupted):
-        run_trial(TRIAL, ScriptedServers("rung-0", Interrupted("asked")), lambda _: True)
+        run_trial(TRIAL, ScriptedServers("rung-0-0", Interrupted("asked")), ScriptedJudge())

@@ -27,6 +27,7 @@ from runner.trial import (
     RunningServers,
     TrialSpec,
 )
+from runner.verdict import RungKeeper
 from tests.samples import make_settings
 
 SETTINGS = make_settings()
@@ -47,7 +48,7 @@ def servers_of(params: Params, settings: StudySettings = SETTINGS) -> SimulatedS
 
 def make_plan(**changes: object) -> LoadPlan:
     plan = LoadPlan(
-        phase="rung-0",
+        phase="rung-0-0",
         protocol=LoadProtocol.CLOSED_LOOP,
         concurrency=8,
         prompt_tokens=Lengths.fixed(16),
@@ -62,7 +63,7 @@ def make_plan(**changes: object) -> LoadPlan:
 def judged(servers: SimulatedServers, plan: LoadPlan) -> RungRecord:
     load = servers.run_load(plan)
     power = servers.read_power(load.window_start_s, load.window_end_s)
-    return RungRecord(0, plan.concurrency, load, power)
+    return RungRecord(0, plan.concurrency, (load,), power)
 
 
 def test_a_closed_loop_keeps_its_requests_in_flight() -> None:
@@ -71,7 +72,7 @@ def test_a_closed_loop_keeps_its_requests_in_flight() -> None:
     assert result.valid, result.reasons
     assert result.achieved_concurrency == pytest.approx(8, rel=0.05)
     assert result.window_s >= 0.5
-    cut = [record for record in rung.load.records if record.status is RequestStatus.CUT]
+    cut = [record for record in rung.loads[0].records if record.status is RequestStatus.CUT]
     assert len(cut) == 8
 
 
@@ -134,8 +135,8 @@ def test_power_is_sampled_on_every_gpu_around_the_window() -> None:
     }
     assert sum(len(samples) for samples in by_gpu.values()) == len(rung.power)
     for samples in by_gpu.values():
-        assert samples[0].time_s <= rung.load.window_start_s
-        assert samples[-1].time_s >= rung.load.window_end_s
+        assert samples[0].time_s <= rung.loads[0].window_start_s
+        assert samples[-1].time_s >= rung.loads[0].window_end_s
         gaps_s = [b.time_s - a.time_s for a, b in pairwise(samples)]
         assert gaps_s == pytest.approx([0.1] * len(gaps_s))
         assert all(88.0 <= (s.power_w or 0.0) <= 600.0 for s in samples)
@@ -146,7 +147,7 @@ def test_power_is_sampled_on_every_gpu_around_the_window() -> None:
 def test_energy_counters_do_not_fall_from_rung_to_rung() -> None:
     servers = servers_of(CPU_PP2, CPU)
     first = judged(servers, make_plan())
-    second = judged(servers, make_plan(phase="rung-1"))
+    second = judged(servers, make_plan(phase="rung-1-0"))
     assert first.power[-1].time_s < second.power[0].time_s
     assert (first.power[-1].energy_j or 0.0) < (second.power[0].energy_j or 0.0)
 
@@ -155,15 +156,15 @@ def test_a_phase_does_not_depend_on_what_ran_before() -> None:
     fresh, used = servers_of(CPU_PP2, CPU), servers_of(CPU_PP2, CPU)
     used.set_live({"pp_max_micro_batch_size": 2})
     used.run_load(make_plan(phase="warmup", is_warmup=True))
-    used.run_load(make_plan(phase="rung-0", seed=3))
+    used.run_load(make_plan(phase="rung-0-0", seed=3))
     used.set_live({})
-    plan = make_plan(phase="rung-1")
+    plan = make_plan(phase="rung-1-0")
     assert judged(used, plan) == judged(fresh, plan)
 
 
 def test_phases_and_seeds_have_noise_of_their_own() -> None:
     servers = servers_of(CPU_PP2, CPU)
-    plans = [make_plan(), make_plan(seed=8), make_plan(phase="rung-1")]
+    plans = [make_plan(), make_plan(seed=8), make_plan(phase="rung-1-0")]
     firsts_s = set()
     for run in map(servers.run_load, plans):
         first_s = run.records[0].first_token_s
@@ -173,8 +174,10 @@ def test_phases_and_seeds_have_noise_of_their_own() -> None:
 
 
 def test_rungs_have_their_place_on_the_clock() -> None:
-    starts_s = [place_on_clock(make_plan(phase=f"rung-{position}")) for position in range(3)]
-    assert starts_s == [18.0, 24.0, 30.0]
+    phases = ["rung-0-0", "rung-0-1", "rung-0-6", "rung-1-0", "rung-2-0"]
+    starts_s = [place_on_clock(make_plan(phase=phase)) for phase in phases]
+    # A warm-up takes 18 s at most, any other load 1,806 s; a rung has 7 loads at most.
+    assert starts_s == [18.0 + 1806.0 * place for place in (0, 1, 6, 7, 14)]
     assert place_on_clock(make_plan(phase="warmup", is_warmup=True)) == 0.0
 
 
@@ -253,17 +256,19 @@ def test_a_profile_is_needed() -> None:
 
 def test_a_whole_trial_runs_on_them() -> None:
     servers: RunningServers = servers_of(CPU_PP2, CPU)
-    measure = replace(CPU.measure, min_window_s=0.5, max_window_s=3.0)
+    measure = replace(CPU.measure, min_window_s=0.5, max_window_s=120.0)
     settings = replace(CPU, measure=measure)
     rungs = rung_plans(settings, 4)
     trial = TrialSpec(4, CPU_PP2, {}, rungs, warmup_plan(settings, 4), spec_hash="0")
     seen: list[RungRecord] = []
-
-    def go_on(rung: RungRecord) -> bool:
-        seen.append(rung)
-        return True
-
-    outcome = run_trial(trial, servers, go_on)
+    keeper = RungKeeper(
+        settings=settings,
+        plans=rungs,
+        keep=seen.append,
+        should_stop=lambda *_: None,
+        on_judged=lambda _: None,
+    )
+    outcome = run_trial(trial, servers, keeper)
     assert isinstance(outcome, Measurement)
     assert outcome.rungs_measured == len(seen) == 3
     assert all(judge_rung(r, (), p).valid for r, p in zip(seen, rungs, strict=True))

@@ -32,6 +32,7 @@ from runner.trial import (
     LoadPlan,
     LoadProtocol,
     LoadRun,
+    LoadStart,
     Outcome,
     PowerSample,
     RequestRecord,
@@ -88,7 +89,8 @@ def make_rung(position: int = 0, concurrency: int = 64, start_s: float = 10.0) -
         "r-2", 1, start_s, None, start_s + 1, (), 256, 0, 3, 0, RequestStatus.FAILED, "reset ä"
     )
     load = LoadRun((good, bad), start_s, start_s, start_s + 1, True, ClientHealth(0.25, 0.003))
-    return RungRecord(position, concurrency, load, power_samples(start_s))
+    probe = replace(load, records=(good,), is_steady=False, start=LoadStart.TOGETHER)
+    return RungRecord(position, concurrency, (load, probe), power_samples(start_s))
 
 
 def make_result(number: int = 7, **changes: object) -> TrialResult:
@@ -341,7 +343,11 @@ loads = st.builds(
     window_end_s=finite,
     is_steady=st.booleans(),
     client=st.builds(ClientHealth, finite, finite),
+    start=st.sampled_from(LoadStart),
 )
+
+
+restarts = st.lists(loads, max_size=3).map(tuple)
 
 
 @st.composite
@@ -351,7 +357,7 @@ def trials_rungs(draw: st.DrawFn) -> list[RungRecord]:
     stream = list(by_key.values())
     some = st.lists(st.sampled_from(stream), unique=True) if stream else st.just([])
     return [
-        RungRecord(position, draw(st.integers(1, 4096)), draw(loads), tuple(draw(some)))
+        RungRecord(position, draw(st.integers(1, 4096)), draw(restarts), tuple(draw(some)))
         for position in range(draw(st.integers(1, 3)))
     ]
 
@@ -375,7 +381,7 @@ def test_the_columns_are_those_of_the_contract(store: StudyStore) -> None:
     requests = pq.read_schema(store.trial_folder(7) / "rung-0-c64.parquet")
     power = pq.read_schema(store.trial_folder(7) / "power.parquet")
     wanted = [field.name for field in fields(RequestRecord)]
-    assert sorted(requests.names) == sorted(wanted)
+    assert sorted(requests.names) == sorted([*wanted, "restart"])
     assert str(requests.field("token_s").type.value_type) == "double"
     assert power.names == [field.name for field in fields(PowerSample)]
 

@@ -51,7 +51,7 @@ POWER = tuple(
     for second in range(62)
 )
 LOAD = LoadRun(REQUESTS, 0.0, 5.0, 25.0, is_steady=True, client=ClientHealth(0.3, 0.004))
-RUNG = RungRecord(0, 2, LOAD, POWER)
+RUNG = RungRecord(0, 2, (LOAD,), POWER)
 
 
 def reasons(rung: RungRecord, plan: LoadPlan | None = PLAN) -> tuple[str, ...]:
@@ -61,7 +61,8 @@ def reasons(rung: RungRecord, plan: LoadPlan | None = PLAN) -> tuple[str, ...]:
 
 
 def with_load(**changes: object) -> RungRecord:
-    return replace(RUNG, load=replace(LOAD, **changes))  # type: ignore[arg-type]
+    load = replace(LOAD, **changes)  # type: ignore[arg-type]
+    return replace(RUNG, loads=(load,))
 
 
 def with_first(count: int, **changes: object) -> RungRecord:

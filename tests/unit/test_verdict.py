@@ -49,7 +49,7 @@ def record(plan: LoadPlan, position: int, wanted: int = 32) -> RungRecord:
         for turn in range(6)
     )
     run = LoadRun(requests, 0.0, 3.2, 16.0, is_steady=True, client=ClientHealth(0.1, 0.0))
-    return RungRecord(position, plan.concurrency, run, power=())
+    return RungRecord(position, plan.concurrency, (run,), power=())
 
 
 class Driver:
@@ -76,7 +76,7 @@ class Driver:
         """Every rung until the keeper says stop."""
         answers: list[bool] = []
         for position, plan in enumerate(self.keeper.plans):
-            answers.append(self.keeper(record(plan, position, wanted)))
+            answers.append(self.keeper.go_on(record(plan, position, wanted)))
             if not answers[-1]:
                 break
         return answers
@@ -101,7 +101,7 @@ def test_records_are_kept_before_they_are_judged() -> None:
     driver.keeper.keep = lambda _: order.append("kept")
     driver.keeper.on_judged = lambda _: order.append("judged")
 
-    driver.keeper(record(driver.keeper.plans[0], 0))
+    driver.keeper.go_on(record(driver.keeper.plans[0], 0))
 
     assert order == ["kept", "judged"]
 
@@ -120,7 +120,7 @@ def test_a_reason_at_the_last_rung_comes_too_late_to_prune() -> None:
     driver = Driver(study())
     for position, plan in enumerate(driver.keeper.plans):
         driver.reason = "clearly behind" if position == 2 else None
-        driver.keeper(record(plan, position))
+        driver.keeper.go_on(record(plan, position))
 
     assert driver.keeper.is_decided
     assert conclude(IDENTITY, MEASURED, driver.keeper, None).outcome is Outcome.COMPLETE
@@ -143,7 +143,7 @@ def test_an_unfair_rung_beside_the_objective_is_shown_but_not_fatal() -> None:
     plans = driver.keeper.plans
     rungs = [record(plans[0], 0), record(plans[1], 1, wanted=64), record(plans[2], 2)]
 
-    assert [driver.keeper(rung) for rung in rungs] == [True, True, True]
+    assert [driver.keeper.go_on(rung) for rung in rungs] == [True, True, True]
     result = conclude(IDENTITY, MEASURED, driver.keeper, launch=3)
 
     assert result.outcome is Outcome.COMPLETE
@@ -192,9 +192,9 @@ def test_a_limit_that_was_not_measured_is_missed() -> None:
     whole = record(plan, 0)
     single = tuple(
         replace(r, token_s=r.token_s[:1], output_tokens=1, wanted_tokens=1)
-        for r in whole.load.records
+        for r in whole.loads[0].records
     )
-    driver.keeper(replace(whole, load=replace(whole.load, records=single)))
+    driver.keeper.go_on(replace(whole, loads=(replace(whole.loads[0], records=single),)))
 
     result = conclude(IDENTITY, replace(MEASURED, stopped_early=True), driver.keeper, None)
 

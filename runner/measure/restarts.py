@@ -1,0 +1,155 @@
+"""How often the load of a rung is started anew, and what its restarts say together.
+
+One window cannot show its own error: which requests share a slot of a pipeline can last for many
+request durations, so all of a window sees one state, and its batches agree with each other better
+than with the long run. So a rate is claimed from restarts: the load is drained and begun again on
+the same servers, with other prompts and lengths. Each restart's rate is one observation.
+
+The plan of a rung asks for `restarts` of them at least; a search trial asks for one, and claims
+nothing. Where it asks for three or more, of a closed loop of two or more streams, a **probe** comes
+second: a restart whose streams begin together, while those of the others begin gradually
+(load/ramp.py). A setting that forgets how it was started gives the probe the rate of the others.
+
+halfwidth = t * sqrt(max(s^2, w^2) / n) + d
+
+n     restarts that count; t: Student's t at 97.5 %, n - 1 degrees of freedom
+s     the standard deviation of their rates
+w     what their windows alone explain: the root mean square of the standard errors of their batch
+      means (measure/window.py), so that rates which agree by luck claim no more than a window can
+d     |rate of the probe - mean| where its prediction interval, t * sqrt((1 + 1/n) * max(s^2, w^2)),
+      does not hold it; else 0
+
+metastable: the probe is not held, or s^2 / w^2 is above Fisher's F at 99 % (three batches a window
+are assumed; windows of more have more degrees of freedom).
+
+More restarts follow while the half-width is above `precision` of the mean and `MOST` of them would
+bring it there if s stayed what it is.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from runner.measure.window import rate_batches
+from runner.trial import LoadPlan, LoadProtocol, LoadRun, LoadStart, RequestStatus, RungRecord
+
+FEWEST = 3
+MOST = 6
+MOST_LOADS = MOST + 1  # with the probe
+PROBE_PLACE = 1
+# Student's t, 97.5 %, and Fisher's F, 99 % with (n - 1, 2 n) degrees of freedom, by n from 2 on.
+STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+FISHER_F = (21.20, 10.92, 7.591, 5.994, 5.064, 4.456, 4.026, 3.705, 3.457)
+
+
+@dataclass(frozen=True, slots=True)
+class RateClaim:
+    """What restarts say of a rate, in its unit; `halfwidth` None: fewer than two count."""
+
+    mean: float
+    halfwidth: float | None
+    is_metastable: bool
+
+
+def next_restart(plan: LoadPlan, loads: Sequence[LoadRun]) -> LoadPlan | None:
+    """The next restart of a rung's load after those that were driven; None: they are enough."""
+    done = len(loads)
+    has_probe = plan.restarts >= FEWEST and _can_probe(plan)
+    if has_probe and done == PROBE_PLACE:
+        return _restart(plan, done, LoadStart.TOGETHER)
+    counted = [load for load in loads if load.start is not LoadStart.TOGETHER or not has_probe]
+    if len(counted) < plan.restarts or (plan.restarts >= FEWEST and _is_worth_more(plan, loads)):
+        return _restart(plan, done, plan.start)
+    return None
+
+
+def claim(plan: LoadPlan, loads: Sequence[LoadRun]) -> RateClaim:
+    """The output throughput of a rung (tokens/s) from the restarts of its load."""
+    record = RungRecord(0, plan.concurrency, tuple(loads), ())
+    probes = [load for load in loads if load not in record.counted]
+    noises = [window_error(plan, load) for load in record.counted]
+    return claim_of(
+        [output_rate(load) for load in record.counted],
+        [noise for noise in noises if noise is not None],
+        output_rate(probes[0]) if probes else None,
+    )
+
+
+def claim_of(rates: Sequence[float], errors: Sequence[float], probe: float | None) -> RateClaim:
+    """The claim of this module from the rates of restarts.
+
+    Args:
+        rates: the rate of each restart that counts, at least one.
+        errors: the standard error of each, as its own window shows it; empty: not known.
+        probe: the rate of the probe; None: there is none.
+    """
+    mean = statistics.fmean(rates)
+    count = len(rates)
+    if count <= 1:
+        return RateClaim(mean, None, is_metastable=False)
+    between = statistics.variance(rates)
+    within = statistics.fmean(error * error for error in errors) if errors else 0.0
+    t = STUDENT_T[min(count, len(STUDENT_T) + 1) - 2]
+    fisher = FISHER_F[min(count, len(FISHER_F) + 1) - 2]
+    variance = max(between, within)
+    off = 0.0 if probe is None else abs(probe - mean)
+    if off <= t * math.sqrt((1 + 1 / count) * variance):
+        off = 0.0
+    is_uneven = within > 0 and between > fisher * within
+    return RateClaim(mean, t * math.sqrt(variance / count) + off, off > 0 or is_uneven)
+
+
+def output_rate(load: LoadRun) -> float:
+    """Output tokens per second in the window of one load; failed requests deliver nothing."""
+    start_s, end_s = load.window
+    if end_s <= start_s:
+        return 0.0
+    count = sum(
+        start_s < time_s <= end_s
+        for record in load.records
+        if record.status is not RequestStatus.FAILED
+        for time_s in record.token_s
+    )
+    return count / (end_s - start_s)
+
+
+def window_error(plan: LoadPlan, load: LoadRun) -> float | None:
+    """The standard error of a load's rate by its batch means; None for a burst, which has none."""
+    if plan.protocol is LoadProtocol.BURST:
+        return None
+    rates = rate_batches(
+        sorted(
+            time_s
+            for record in load.records
+            if record.status is not RequestStatus.FAILED
+            for time_s in record.token_s
+        ),
+        sorted(r.end_s for r in load.records if r.status is not RequestStatus.CUT),
+        plan.concurrency if plan.protocol is LoadProtocol.CLOSED_LOOP else None,
+        *load.window,
+    )
+    return math.sqrt(statistics.variance(rates) / len(rates)) if len(rates) > 1 else None
+
+
+def _can_probe(plan: LoadPlan) -> bool:
+    return plan.protocol is LoadProtocol.CLOSED_LOOP and plan.concurrency > 1
+
+
+def _is_worth_more(plan: LoadPlan, loads: Sequence[LoadRun]) -> bool:
+    record = RungRecord(0, plan.concurrency, tuple(loads), ())
+    rates = [output_rate(load) for load in record.counted]
+    found = claim(plan, loads)
+    wanted = plan.precision * found.mean
+    if len(rates) >= MOST or found.is_metastable:
+        return False
+    if found.halfwidth is None or found.halfwidth <= wanted:
+        return False
+    best = STUDENT_T[MOST - 2] * math.sqrt(statistics.variance(rates) / MOST)
+    return best <= wanted
+
+
+def _restart(plan: LoadPlan, number: int, start: LoadStart) -> LoadPlan:
+    return replace(plan, phase=f"{plan.phase}-{number}", start=start)

@@ -1,0 +1,192 @@
+"""Do the stated intervals hold the long-run throughput? Seeded measurements by the full protocol.
+
+For each setting: the truth is the mean, over seeds, of the throughput over 50 mean request
+durations after a gradual start. Then many measurements, each as a finalist is measured: restarts
+and a probe until the rule of runner/measure/restarts.py has enough. Printed: the share of 95 %
+intervals that hold the truth, with its own 95 % interval; their half-width; how far off the means
+are; how many are called metastable; and what a measurement costs, in seconds of the servers' time.
+
+The reference protocol (all requests at once, all tokens / wall of the slowest) is then repeated, by
+the same seeds, until Student's interval of its bursts is as narrow: its cost stands beside ours.
+
+    python tests/bench/coverage.py [--measurements 400] [--truths 48] [--settings d8-cap64 ...]
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import statistics
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from runner.config import load_study
+from runner.engines.simulated import SimulatedServers
+from runner.launch import plan_launch
+from runner.measure.restarts import STUDENT_T, RateClaim, claim, next_restart, output_rate
+from runner.plans import rung_plans
+from runner.settings import StudySettings
+from runner.trial import LaunchSpec, Lengths, LoadPlan, LoadProtocol, LoadRun, LoadStart
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "tp8": {"tp_size": 8, "pp_size": 1},
+    "pp8 d0 cap8": {"tp_size": 1, "pp_size": 8, "pp_max_micro_batch_size": 8},
+    "pp8 d0 cap4": {"tp_size": 1, "pp_size": 8, "pp_max_micro_batch_size": 4},
+    "pp8 d8 cap64": {
+        "tp_size": 1,
+        "pp_size": 8,
+        "pp_async_batch_depth": 8,
+        "pp_max_micro_batch_size": 64,
+    },
+}
+STUDY = "search_spaces/demo.yaml"
+LIVES = 50
+BURSTS = 60
+OVERRIDES = ("engine.kind=simulated", "engine.time_scale=1", "measure.max_window_s=240")
+
+
+@dataclass(frozen=True)
+class Job:
+    setting: str
+    kind: str
+    seed: int
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One measurement: its claim, its restarts, and the servers' seconds it took."""
+
+    claimed: RateClaim
+    restarts: int
+    cost_s: float
+
+
+def study(setting: str) -> tuple[StudySettings, SimulatedServers]:
+    settings = load_study(Path(STUDY), OVERRIDES)
+    params = {"cuda_graph": True, "attention_backend": "triton", **SETTINGS[setting]}
+    plan = plan_launch(settings, params)
+    spec = LaunchSpec(0, plan.key, plan.server_args, plan.replicas, plan.gpus_per_replica)
+    servers = SimulatedServers(settings, spec)
+    servers.set_live(plan.live)
+    return settings, servers
+
+
+def cost_s(load: LoadRun) -> float:
+    return load.window_end_s - load.started_s
+
+
+def run(job: Job) -> Measured:
+    settings, servers = study(job.setting)
+    plan = rung_plans(settings, job.seed, is_repeat=True)[0]
+    if job.kind == "truth":
+        plan = replace(plan, phase="rung-0-0", min_periods=LIVES, max_window_s=1e5)
+        load = servers.run_load(plan)
+        return Measured(RateClaim(output_rate(load), None, is_metastable=False), 1, cost_s(load))
+    if job.kind in ("burst", "long burst"):
+        return burst(servers, plan, is_long=job.kind == "long burst")
+    loads: list[LoadRun] = []
+    while (following := next_restart(plan, loads)) is not None:
+        loads.append(servers.run_load(following))
+    return Measured(claim(plan, loads), len(loads), sum(map(cost_s, loads)))
+
+
+def burst(servers: SimulatedServers, plan: LoadPlan, *, is_long: bool) -> Measured:
+    lengths = Lengths("uniform", 1300, 3000) if is_long else plan.output_tokens
+    plan = replace(
+        plan,
+        phase="rung-0-0",
+        protocol=LoadProtocol.BURST,
+        start=LoadStart.TOGETHER,
+        output_tokens=lengths,
+        max_window_s=1e4,
+    )
+    load = servers.run_load(plan)
+    return Measured(RateClaim(output_rate(load), None, is_metastable=False), 1, cost_s(load))
+
+
+def wilson(hits: int, count: int) -> tuple[float, float]:
+    """The 95 % interval of a share (Wilson 1927)."""
+    z, share = 1.96, hits / count
+    middle = share + z * z / (2 * count)
+    spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    scale = 1 + z * z / count
+    return (middle - spread) / scale, (middle + spread) / scale
+
+
+def bursts_for(halfwidth: float, rates: Sequence[float]) -> int:
+    """How many bursts give an interval as narrow, by their standard deviation."""
+    deviation = statistics.stdev(rates) / statistics.fmean(rates)
+    count = 2
+    while count < 10_000:
+        t = STUDENT_T[count - 2] if count - 2 < len(STUDENT_T) else 1.96 + 2.4 / (count - 1)
+        if t * deviation / math.sqrt(count) <= halfwidth:
+            return count
+        count += 1
+    return count
+
+
+def report(
+    setting: str,
+    truths: list[Measured],
+    found: list[Measured],
+    bursts: list[Measured],
+    long: list[Measured],
+) -> str:
+    truth = statistics.fmean(each.claimed.mean for each in truths)
+    error = statistics.stdev(each.claimed.mean for each in truths) / math.sqrt(len(truths))
+    hits = sum(abs(each.claimed.mean - truth) <= (each.claimed.halfwidth or 0.0) for each in found)
+    low, high = wilson(hits, len(found))
+    widths = sorted((each.claimed.halfwidth or 0.0) / each.claimed.mean for each in found)
+    offs = [each.claimed.mean / truth - 1 for each in found]
+    width, cost = statistics.median(widths), statistics.fmean(each.cost_s for each in found)
+    tenth, ninth = widths[len(widths) // 10], widths[-1 - len(widths) // 10]
+    metastable = sum(each.claimed.is_metastable for each in found)
+    restarts = statistics.fmean(each.restarts for each in found)
+    lines = [
+        f"{setting}: truth {truth:.1f} +- {1.96 * error:.1f} tokens/s over {len(truths)} seeds",
+        f"  covered {hits} of {len(found)} = {hits / len(found):.1%} ({low:.1%} - {high:.1%})",
+        f"  half-width median {width:.2%}, 10 - 90 %: {tenth:.2%} - {ninth:.2%}",
+        f"  mean off by {statistics.fmean(offs):+.2%}, sd {statistics.pstdev(offs):.2%}",
+        f"  metastable {metastable}, restarts {restarts:.2f}, cost {cost:.0f} s",
+    ]
+    for name, repeats in (("as long replies", bursts), ("1,300 - 3,000 tokens", long)):
+        rates = [each.claimed.mean for each in repeats]
+        count = bursts_for(width, rates)
+        each_s = statistics.fmean(each.cost_s for each in repeats)
+        lines.append(
+            f"  bursts of {name}: {statistics.fmean(rates):.1f} tokens/s, sd "
+            f"{statistics.stdev(rates) / statistics.fmean(rates):.2%}, {each_s:.0f} s each: "
+            f"{count} are as precise = {count * each_s:.0f} s, {count * each_s / cost:.2f} x"
+        )
+    return "\n".join(lines)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--measurements", type=int, default=400)
+    parser.add_argument("--truths", type=int, default=48)
+    parser.add_argument("--settings", nargs="+", default=list(SETTINGS))
+    arguments = parser.parse_args()
+    with ProcessPoolExecutor() as pool:
+        for setting in arguments.settings:
+            jobs = [
+                *(Job(setting, "truth", 10_000 + seed) for seed in range(arguments.truths)),
+                *(Job(setting, "full", seed) for seed in range(arguments.measurements)),
+                *(Job(setting, "burst", 20_000 + seed) for seed in range(BURSTS)),
+                *(Job(setting, "long burst", 30_000 + seed) for seed in range(BURSTS // 4)),
+            ]
+            done = list(zip(jobs, pool.map(run, jobs), strict=True))
+            parts = [
+                [measured for job, measured in done if job.kind == kind]
+                for kind in ("truth", "full", "burst", "long burst")
+            ]
+            sys.stdout.write(report(setting, *parts) + "\n")
+            sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
