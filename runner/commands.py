@@ -160,15 +160,16 @@ def run_report(args: argparse.Namespace) -> int:
 
     settings = stored_settings(args)
     store = StudyStore(args.home, args.name)
-    results = store.results()
+    results, idle = store.results(), store.read_idle() or ()
     if args.html:
-        write_page(args.html, html_page(results, settings))
+        write_page(args.html, html_page(results, settings, idle))
     if args.json:
-        print(json.dumps(report_document(results, settings)))
+        print(json.dumps(report_document(results, settings, idle)))
     elif args.html:
         print(f"wrote {args.html}")
     else:
-        print_report(results, settings, sys.stdout, store.progress().state, home_option(args.home))
+        state = store.progress().state
+        print_report(results, settings, sys.stdout, state, home_option(args.home), idle)
     return 0
 
 

@@ -18,13 +18,14 @@ from types import FrameType
 from runner.cluster.executor import Executor
 from runner.config import MAY_CHANGE, diff, dump
 from runner.engines.lease import end_orphans, end_own
-from runner.errors import ConfigError, Interrupted, StudyError
+from runner.errors import ConfigError, Interrupted, RunnerError, StudyError
 from runner.held_launch import HeldLaunch
 from runner.insight.live import Note, StudyEnded, StudyStarted, View
 from runner.insight.ranking import rank
 from runner.insight.report import print_report, report_document
 from runner.insight.terminal import view_for
 from runner.load_check import check_load
+from runner.measure.idle import require_power
 from runner.record.background import BackgroundTracker
 from runner.record.environment import describe_environment
 from runner.record.store import StudyState, StudyStore
@@ -65,7 +66,7 @@ def run_session(request: SessionRequest) -> int:
         search = open_search(store, settings)
         uri = settings.tracking_uri or store.mlflow_uri
         tracker = BackgroundTracker(lambda: Tracker(uri, store, settings))
-        launches = HeldLaunch(lambda: open_checked(request, store, view), store, view)
+        launches = HeldLaunch(lambda: open_machine(request, store, view), store, view)
         study = Study(settings, store, search, tracker, launches, view)
         with interruptible(launches, store, request.command):
             drive(study, request.command)
@@ -74,10 +75,24 @@ def run_session(request: SessionRequest) -> int:
     return 0 if any(r.outcome is Outcome.COMPLETE for r in store.results()) else 1
 
 
-def open_checked(request: SessionRequest, store: StudyStore, view: View) -> Executor:
-    """The executor, its load generators tried."""
+def open_machine(request: SessionRequest, store: StudyStore, view: View) -> Executor:
+    """Open the executor; its GPUs and load generators are tried before the first launch.
+
+    The GPUs once per study, the load generators once per start of the machine.
+
+    Raises StudyError when the study asks for power that its GPUs do not tell.
+    """
     executor = request.open_executor(request.settings, store)
-    check_load(executor, request.settings, store, view)
+    try:
+        idle = store.read_idle()
+        if idle is None:
+            idle = executor.idle_gpus()
+            store.write_idle(idle)
+        require_power(request.settings, idle)
+        check_load(executor, request.settings, store, view)
+    except RunnerError:
+        executor.close()
+        raise
     return executor
 
 
@@ -170,9 +185,9 @@ def show_report(request: SessionRequest) -> None:
     """Print the report: the table, or one JSON document."""
     settings = request.settings
     store = StudyStore(request.home, settings.name)
-    results = store.results()
+    results, idle = store.results(), store.read_idle() or ()
     if request.as_json:
-        print(json.dumps(report_document(results, settings)))
+        print(json.dumps(report_document(results, settings, idle)))
         return
     state = store.progress().state
-    print_report(results, settings, sys.stdout, state, request.home_option)
+    print_report(results, settings, sys.stdout, state, request.home_option, idle)

@@ -154,10 +154,14 @@ class RequestRecord:
 
 @dataclass(frozen=True, slots=True)
 class ClientHealth:
-    """What the load generator says of itself: CPU share of its process, worst loop lag."""
+    """What the load generator says of itself: CPU share of its process, worst loop lag.
+
+    `clock_jump_s`: how far the machine's clocks jumped, or its time stood still, at once.
+    """
 
     cpu_share: float
     max_lag_s: float
+    clock_jump_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +184,10 @@ class LoadRun:
 
 @dataclass(frozen=True, slots=True)
 class PowerSample:
-    """One reading of one GPU. None: the sensor does not offer that value."""
+    """One reading of one GPU. None: the sensor does not offer that value.
+
+    `foreign_pid`: a process that is none of ours held memory there; None: none was seen.
+    """
 
     time_s: float
     gpu_uuid: str
@@ -190,6 +197,7 @@ class PowerSample:
     memory_used_bytes: int | None
     sm_clock_mhz: float | None
     throttled: bool | None
+    foreign_pid: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

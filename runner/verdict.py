@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from runner.measure.idle import POWER_METRICS
 from runner.measure.metrics import judge_rung, metric_value
 from runner.measure.restarts import next_restart
 from runner.plans import levels
@@ -99,7 +100,7 @@ def conclude(
     values = objective_values(keeper.settings, keeper.rungs)
     if outcome is Outcome.COMPLETE and values is None:
         stage, outcome = Stage.JUDGE, Outcome.INVALID
-        reason = "an objective could not be computed: its sensor or records are missing"
+        reason = _missing_words(keeper.settings, keeper.rungs)
     return TrialResult(
         number=identity.number,
         name=identity.name,
@@ -132,6 +133,21 @@ def objective_values(
             return None
         values.append(value)
     return tuple(values)
+
+
+def _missing_words(settings: StudySettings, rungs: Sequence[RungResult]) -> str:
+    """Which objective has no value, and which GPUs' power it lacks."""
+    words = "an objective could not be computed: its records are missing"
+    for objective in settings.objectives:
+        rung = _rung_at(settings, rungs, objective.concurrency)
+        if rung is None or metric_value(rung, objective.metric) is not None:
+            continue
+        words = f"{objective.metric} at concurrency {rung.concurrency} is unavailable"
+        blind = [gpu.gpu_uuid for gpu in rung.gpus if gpu.energy_j is None]
+        if objective.metric in POWER_METRICS and blind:
+            words += f": the power of GPU {', '.join(blind)} could not be read"
+        return words
+    return words
 
 
 def slo_constraints(settings: StudySettings, rungs: Sequence[RungResult]) -> tuple[float, ...]:

@@ -8,6 +8,7 @@ Run as a program; `--fake KEY=VALUE` makes it misbehave:
     mute=1             /generate is accepted and never answered
     ghosts=N           N requests survive, one is given up at each /flush_cache
     deaf=1             the cap is never changed
+    keeper=1           a wrapper runs the server, and starts it again when it dies
     stubborn=1         SIGTERM is ignored, by a child process as well
 """
 
@@ -124,7 +125,7 @@ def serve(server: FakeSglang) -> None:
             return
 
     class Listener(ThreadingHTTPServer):
-        allow_reuse_address = False
+        allow_reuse_address = "kept" in server.fake
         daemon_threads = True
 
     port = int(server.flags["port"])
@@ -142,6 +143,9 @@ def serve(server: FakeSglang) -> None:
 
 def main() -> None:
     flags, fake = read_flags(sys.argv[1:])
+    while "keeper" in fake:
+        words = ["kept=1" if word == "keeper=1" else word for word in sys.argv]
+        subprocess.run([sys.executable, *words], check=False)
     if "stubborn" in fake:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
         subprocess.Popen(["sleep", "600"])

@@ -21,6 +21,7 @@ from runner.engines.simulated import SimulatedServers
 from runner.errors import StudyError
 from runner.load.client import Target
 from runner.load.self_check import LoadCheck
+from runner.measure.idle import IdleGpu
 from runner.measure.power import GpuIdentity
 from runner.settings import StudySettings
 from runner.trial import LaunchSpec, LoadPlan, LoadRun, Params, PowerSample
@@ -47,13 +48,16 @@ class ServerActor:
     def __init__(self) -> None:
         self._server: Server | None = None
 
-    def gpu_indices(self) -> tuple[int, ...]:
-        """The GPUs that Ray gave this actor, by the node's own numbering."""
-        ids = ray.get_runtime_context().get_accelerator_ids()["GPU"]
-        return tuple(sorted(int(each) for each in ids))
+    def gpu_names(self) -> tuple[str, ...]:
+        """The GPUs that Ray gave this actor, in no order.
+
+        Each is an entry of the CUDA_VISIBLE_DEVICES that the node's Ray was started with, a
+        number or a UUID; a number in the driver's order if that was not set.
+        """
+        return tuple(ray.get_runtime_context().get_accelerator_ids()["GPU"])
 
     def prepare(self, spec: ReplicaSpec) -> None:
-        """Take the next server; its GPUs are those that `gpu_indices` answered."""
+        """Take the next server; its GPUs are those that `gpu_names` answered."""
         self._server = Server(spec)
 
     def start(self) -> ServerStarted:
@@ -124,9 +128,17 @@ class MeterActor:
         """See LocalMeter.gpus."""
         return self._meter.gpus()
 
+    def idle(self, gpus: tuple[GpuIdentity, ...]) -> tuple[IdleGpu, ...]:
+        """See LocalMeter.idle."""
+        return self._meter.idle(gpus)
+
     def begin(self, gpu_uuids: tuple[str, ...]) -> None:
         """See LocalMeter.begin."""
         self._meter.begin(gpu_uuids)
+
+    def expect(self, groups: tuple[int, ...]) -> None:
+        """See LocalMeter.expect."""
+        self._meter.expect(groups)
 
     def end(self) -> None:
         """See LocalMeter.end."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Protocol, TypeAlias
 
 from runner.load.self_check import LoadCheck
+from runner.measure.idle import IdleGpu
 from runner.trial import LaunchSpec, RunningServers
 
 
@@ -72,6 +73,13 @@ class Executor(Protocol):
         """Try every load generator that `streams` streams need, for about two seconds.
 
         Raises LoadFailed when one cannot be tried.
+        """
+        ...
+
+    def idle_gpus(self) -> tuple[IdleGpu, ...]:
+        """Read the GPUs that the study may use for a few seconds, with no server of it running.
+
+        Raises ClusterLost if one cannot be read.
         """
         ...
 

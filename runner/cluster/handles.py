@@ -14,6 +14,7 @@ from runner.engines.sglang.server import ServerStarted
 from runner.load.client import Target
 from runner.load.generator import LoadGenerator, LoadProgress
 from runner.load.self_check import LoadCheck, check_generator
+from runner.measure.idle import IdleGpu, read_idle
 from runner.measure.power import GpuIdentity, GpuSensor, PowerMeter
 from runner.trial import LoadPlan, LoadRun, Params, PowerSample
 
@@ -47,7 +48,9 @@ class MeterHandle(Protocol):
     """The GPUs of a node, here or in an actor."""
 
     def gpus(self) -> tuple[GpuIdentity, ...]: ...
+    def idle(self, gpus: tuple[GpuIdentity, ...]) -> tuple[IdleGpu, ...]: ...
     def begin(self, gpu_uuids: tuple[str, ...]) -> None: ...
+    def expect(self, groups: tuple[int, ...]) -> None: ...
     def end(self) -> None: ...
     def samples(self, start_s: float, end_s: float) -> tuple[PowerSample, ...]: ...
     def now(self, gpu_uuids: tuple[str, ...]) -> tuple[PowerSample, ...]: ...
@@ -94,12 +97,22 @@ class LocalMeter:
         """The GPUs of this node."""
         return self._sensor.gpus()
 
+    def idle(self, gpus: tuple[GpuIdentity, ...]) -> tuple[IdleGpu, ...]:
+        """What these GPUs draw now, read for a few seconds."""
+        return read_idle(self._sensor, gpus, self._clock)
+
     def begin(self, gpu_uuids: tuple[str, ...]) -> None:
         """Start sampling these GPUs."""
         self.end()
         with self._lock:
             self._meter = PowerMeter(self._sensor, gpu_uuids, self._clock)
             self._meter.start()
+
+    def expect(self, groups: tuple[int, ...]) -> None:
+        """From now on, note who else uses the GPUs than these process groups."""
+        with self._lock:
+            if self._meter is not None:
+                self._meter.expect(groups)
 
     def end(self) -> None:
         """Stop sampling; safe when nothing is sampled."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -10,14 +11,16 @@ from pathlib import Path
 from runner.clock import Clock
 from runner.cluster.executor import LaunchReport, OnSight, RunningLaunch
 from runner.cluster.handles import LocalLoad, LocalMeter
-from runner.cluster.placement import assign_gpus
+from runner.cluster.placement import assign_gpus, study_gpus
 from runner.cluster.replica import LaunchPlace, replica_spec
 from runner.cluster.servers import HttpServers, LaunchParts, check_loads
 from runner.engines.program import program_for, sensor_for
 from runner.engines.sglang.server import Server
-from runner.engines.simulated import SimulatedServers
+from runner.engines.simulated import SimulatedServers, simulated_idle
 from runner.errors import Interrupted, StudyError
 from runner.load.self_check import LoadCheck
+from runner.measure.idle import IdleGpu
+from runner.measure.visible import VARIABLE
 from runner.settings import StudySettings
 from runner.trial import EngineKind, LaunchSpec
 
@@ -35,8 +38,9 @@ class InlineExecutor:
         self._program = program_for(settings, machine_folder)
         self._load = LocalLoad(self._clock)
         self._meter = LocalMeter(lambda: sensor_for(settings, machine_folder), self._clock)
-        self._gpus = self._meter.gpus()
-        require_gpus(settings, len(self._gpus))
+        usable = study_gpus(settings, self._meter.gpus(), os.environ)
+        require_gpus(settings, len(usable))
+        self._gpus = usable[: settings.hardware.gpus]
 
     @contextmanager
     def launch(self, spec: LaunchSpec, folder: Path, on_sight: OnSight) -> Iterator[RunningLaunch]:
@@ -57,6 +61,12 @@ class InlineExecutor:
         """See Executor.check_load."""
         return check_loads((self._load,), streams)
 
+    def idle_gpus(self) -> tuple[IdleGpu, ...]:
+        """See Executor.idle_gpus."""
+        if self._settings.engine.kind is EngineKind.SIMULATED:
+            return simulated_idle(self._settings)
+        return self._meter.idle(self._gpus)
+
     def interrupt(self) -> None:
         """See Executor.interrupt."""
         self._stop.set()
@@ -65,14 +75,12 @@ class InlineExecutor:
         """Nothing outlives a launch here."""
 
     def _parts(self, spec: LaunchSpec, folder: Path) -> LaunchParts:
-        indices = tuple(gpu.index for gpu in self._gpus[: self._settings.hardware.gpus])
-        placed = assign_gpus(spec, indices)
-        uuid_of = {gpu.index: gpu.uuid for gpu in self._gpus}
+        placed = assign_gpus(spec, self._gpus)
         place = LaunchPlace(self._program, folder, self._leases_folder)
         replicas = tuple(
             Server(replica_spec(spec, index, gpus, place)) for index, gpus in enumerate(placed)
         )
-        used = tuple(uuid_of[gpu] for gpus in placed for gpu in gpus)
+        used = tuple(gpu.uuid for gpus in placed for gpu in gpus)
         return LaunchParts(replicas, (self._load,), self._meter, used, self._clock)
 
 
@@ -99,6 +107,15 @@ def require_gpus(settings: StudySettings, found: int) -> None:
     wanted = settings.hardware.gpus
     if found < wanted:
         raise StudyError(
-            f"the study asks for {wanted} GPUs, {found} found here; lower hardware.gpus, or use "
+            f"the study asks for {wanted} GPUs, {found} found here"
+            f"{_limited_words(settings)}; lower hardware.gpus, or use "
             "--set engine.kind=emulated to try the study without GPUs"
         )
+
+
+def _limited_words(settings: StudySettings) -> str:
+    """Says so when it is the environment that leaves fewer GPUs than there are."""
+    value = settings.engine.env.get(VARIABLE, os.environ.get(VARIABLE))
+    if settings.engine.kind is not EngineKind.SGLANG or value is None:
+        return ""
+    return f" with {VARIABLE}={value}"

@@ -14,6 +14,7 @@ from runner.engines.sglang.server import ReplicaSpec, ServerStarted
 from runner.errors import ClusterLost, RunnerError
 from runner.load.client import Target
 from runner.load.self_check import LoadCheck
+from runner.measure.idle import IdleGpu
 from runner.measure.power import GpuIdentity
 from runner.trial import LoadPlan, LoadRun, Params, PowerSample
 
@@ -51,8 +52,8 @@ class ReplicaProxy:
     def __init__(self, actor: ActorHandle[Any]) -> None:
         self._actor: Any = actor  # Ray types the methods of Any actors as never returning
 
-    def gpu_indices(self) -> tuple[int, ...]:
-        return cast("tuple[int, ...]", result_of(self._actor.gpu_indices.remote()))
+    def gpu_names(self) -> tuple[str, ...]:
+        return cast("tuple[str, ...]", result_of(self._actor.gpu_names.remote()))
 
     def prepare(self, spec: ReplicaSpec) -> None:
         result_of(self._actor.prepare.remote(spec))
@@ -107,8 +108,14 @@ class MeterProxy:
     def gpus(self) -> tuple[GpuIdentity, ...]:
         return cast("tuple[GpuIdentity, ...]", result_of(self._actor.gpus.remote()))
 
+    def idle(self, gpus: tuple[GpuIdentity, ...]) -> tuple[IdleGpu, ...]:
+        return cast("tuple[IdleGpu, ...]", result_of(self._actor.idle.remote(gpus)))
+
     def begin(self, gpu_uuids: tuple[str, ...]) -> None:
         result_of(self._actor.begin.remote(gpu_uuids))
+
+    def expect(self, groups: tuple[int, ...]) -> None:
+        result_of(self._actor.expect.remote(groups))
 
     def end(self) -> None:
         result_of(self._actor.end.remote())

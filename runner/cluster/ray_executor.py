@@ -6,7 +6,7 @@ import logging
 import os
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from runner.cluster.actors import (
 )
 from runner.cluster.executor import OnSight, RunningLaunch
 from runner.cluster.inline import require_gpus
+from runner.cluster.placement import study_gpus
 from runner.cluster.proxies import (
     LoadProxy,
     MeterProxy,
@@ -38,8 +39,12 @@ from runner.cluster.replica import LaunchPlace, replica_spec
 from runner.cluster.servers import STREAMS_PER_LOAD, HttpServers, LaunchParts, check_loads
 from runner.engines.lease import end_own
 from runner.engines.program import program_for, sensor_for
+from runner.engines.simulated import simulated_idle
 from runner.errors import ClusterLost, Interrupted, StudyError
 from runner.load.self_check import LoadCheck
+from runner.measure.idle import IdleGpu
+from runner.measure.power import GpuKind
+from runner.measure.visible import VARIABLE, named_gpu, visible_devices
 from runner.settings import StudySettings
 from runner.trial import EngineKind, LaunchSpec
 
@@ -70,8 +75,8 @@ class RayExecutor:
         self._stop = threading.Event()
         self._clock = Clock(settings.engine.time_scale)
         self._group: ReplicaGroup | None = None
-        if settings.engine.kind is EngineKind.SGLANG and address is None:
-            require_gpus(settings, len(sensor_for(settings, machine_folder).gpus()))
+        if address is None:
+            show_gpus(settings, machine_folder)
         connect(settings, address)
         if settings.engine.kind is EngineKind.SIMULATED:
             return
@@ -83,6 +88,9 @@ class RayExecutor:
             for _ in range(1 + (highest - 1) // STREAMS_PER_LOAD)
         )
         self._gpus = self._meter.gpus()
+        if address is None:
+            usable = study_gpus(settings, self._gpus, os.environ)
+            self._gpus = usable[: settings.hardware.gpus]
         require_gpus(settings, len(self._gpus))
 
     @contextmanager
@@ -111,6 +119,13 @@ class RayExecutor:
         """See Executor.check_load."""
         return check_loads(self._loads, streams)
 
+    def idle_gpus(self) -> tuple[IdleGpu, ...]:
+        """See Executor.idle_gpus."""
+        if self._settings.engine.kind is EngineKind.SIMULATED:
+            return simulated_idle(self._settings)
+        usable = (gpu for gpu in self._gpus if gpu.kind is not GpuKind.PARTITIONED)
+        return self._meter.idle(tuple(usable))
+
     def interrupt(self) -> None:
         """See Executor.interrupt."""
         self._stop.set()
@@ -122,13 +137,13 @@ class RayExecutor:
 
     def _parts(self, spec: LaunchSpec, folder: Path) -> LaunchParts:
         replicas = self._replicas(spec)
-        uuid_of = {gpu.index: gpu.uuid for gpu in self._gpus}
         place = LaunchPlace(self._program, folder, self._leases_folder)
         used: list[str] = []
         for index, replica in enumerate(replicas):
-            gpus = replica.gpu_indices()
+            named = (named_gpu(name, self._gpus) for name in replica.gpu_names())
+            gpus = tuple(sorted(named, key=lambda gpu: (gpu.index, gpu.uuid)))
             replica.prepare(replica_spec(spec, index, gpus, place))
-            used.extend(uuid_of[gpu] for gpu in gpus)
+            used.extend(gpu.uuid for gpu in gpus)
         return LaunchParts(replicas, self._loads, self._meter, tuple(used), self._clock)
 
     def _replicas(self, spec: LaunchSpec) -> tuple[ReplicaProxy, ...]:
@@ -161,6 +176,21 @@ class RayExecutor:
         if self._group is not None:
             remove_placement_group(self._group.placement)
             self._group = None
+
+
+def show_gpus(settings: StudySettings, machine_folder: Path) -> None:
+    """Let the Ray that is started here see the study's GPUs, and name them as we do.
+
+    Raises ConfigError when the environment names what is not there, StudyError when the GPUs
+    are too few.
+    """
+    if settings.engine.kind is not EngineKind.SGLANG:
+        os.environ.pop(VARIABLE, None)  # it is about real GPUs
+        return
+    with closing(sensor_for(settings, machine_folder)) as sensor:
+        gpus = study_gpus(settings, sensor.gpus(), os.environ)
+    require_gpus(settings, len(gpus))
+    os.environ[VARIABLE] = visible_devices(gpus[: settings.hardware.gpus])
 
 
 def connect(settings: StudySettings, address: str | None) -> None:

@@ -80,6 +80,7 @@ class HttpServers:
         self._started = tuple(
             self._on_all(lambda replica: replica.start(), on_tick=self._sight_start)
         )
+        self._parts.meter.expect(tuple(started.pid for started in self._started))
 
     def stop(self) -> None:
         """End every replica and wait until their GPU memory is back."""

@@ -12,6 +12,8 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+import psutil
+
 LEASE_VARIABLE = "SGLANG_RUNNER_LEASE"
 """Environment variable that marks a server and all its children with their lease's token."""
 START_VARIABLE = "SGLANG_RUNNER_START"
@@ -99,6 +101,11 @@ class ProcessGroup:
             return ()
         return running
 
+    def listeners(self, port: int) -> frozenset[ProcessId]:
+        """The running members that listen on a TCP port; empty also when that cannot be seen."""
+        members = (stat.process for stat in self.members())
+        return frozenset(process for process in members if _listens(process.pid, port))
+
     def cpu_s(self) -> float:
         """CPU seconds that the running members have used."""
         return sum(stat.cpu_s for stat in self.members())
@@ -127,6 +134,14 @@ class ProcessGroup:
                 return False
             time.sleep(_POLL_WALL_S)
         return True
+
+
+def _listens(pid: int, port: int) -> bool:
+    try:
+        connections = psutil.Process(pid).net_connections("tcp")
+    except (psutil.NoSuchProcess, psutil.AccessDenied):
+        return False
+    return any(c.status == psutil.CONN_LISTEN and c.laddr.port == port for c in connections)
 
 
 def _all_stats() -> list[ProcessStat]:

@@ -18,6 +18,7 @@ from runner.errors import ConfigError, Infeasible
 from runner.launch import CAP, as_int
 from runner.machine.profile import load_profile
 from runner.machine.shape import highest_live_cap, memory_used_bytes
+from runner.measure.idle import IdleGpu
 from runner.measure.restarts import MOST_LOADS
 from runner.measure.window import longest_load_s
 from runner.pipeline import (
@@ -61,7 +62,7 @@ class SimulatedServers:
         self.phase_s: Mapping[str, float] = start_phases(self._profile, self._shape).by_name
         self._gpus = MeteredGpus(
             self._profile.gpu,
-            tuple(f"GPU-sim-{gpu}" for gpu in range(launch.replicas * launch.gpus_per_replica)),
+            tuple(gpu_uuid(gpu) for gpu in range(launch.replicas * launch.gpus_per_replica)),
             memory_used_bytes(self._profile, self._shape),
         )
         self._now_s = 0.0
@@ -165,6 +166,22 @@ class SimulatedServers:
                 f"{launch.replicas} servers need {wanted} GPUs, {self._profile.name} has {found}; "
                 f"set hardware.gpus to {self._profile.gpus}"
             )
+
+
+def gpu_uuid(index: int) -> str:
+    """The name of a simulated GPU."""
+    return f"GPU-sim-{index}"
+
+
+def simulated_idle(settings: StudySettings) -> tuple[IdleGpu, ...]:
+    """The study's GPUs before anything runs on them, as the profile has them."""
+    if settings.engine.profile is None:
+        raise ConfigError("engine.profile: missing; the simulated engine needs a profile")
+    gpu = load_profile(settings.engine.profile).gpu
+    return tuple(
+        IdleGpu(index, gpu_uuid(index), gpu.name, gpu.idle_w, gpu.power_limit_w)
+        for index in range(settings.hardware.gpus)
+    )
 
 
 def seed_of(plan: LoadPlan, place: int) -> int:

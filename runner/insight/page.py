@@ -8,6 +8,7 @@ from pathlib import Path
 
 from runner.insight.chart import Series, line_chart
 from runner.insight.summary import Row, Summary, format_number, summarize
+from runner.measure.idle import IdleGpu
 from runner.settings import Choices, Parameter, StudySettings
 from runner.trial import TrialResult
 
@@ -15,9 +16,11 @@ BASELINE_TONES = 4
 STYLE_FILE = Path(__file__).with_name("page.css")
 
 
-def html_page(results: Sequence[TrialResult], settings: StudySettings) -> str:
+def html_page(
+    results: Sequence[TrialResult], settings: StudySettings, idle: Sequence[IdleGpu] = ()
+) -> str:
     """Verdict, charts over concurrency, every setting, what failed and what was searched."""
-    summary = summarize(results, settings)
+    summary = summarize(results, settings, idle)
     parts = [
         f"<h1>{escape(summary.name)}</h1>",
         f'<p class="quiet">{escape(summary.counts)}</p>',
@@ -39,7 +42,8 @@ def html_page(results: Sequence[TrialResult], settings: StudySettings) -> str:
 
 
 def _verdict(summary: Summary) -> str:
-    sentences = "".join(f"<p>{escape(sentence.strip())}</p>" for sentence in summary.verdict)
+    said = (*summary.verdict, *summary.power)
+    sentences = "".join(f"<p>{escape(sentence.strip())}</p>" for sentence in said)
     return f'<div class="verdict">{sentences}</div>'
 
 

@@ -10,8 +10,10 @@ from rich.table import Table
 from rich.text import Text
 
 from runner.insight.output import print_for_people
+from runner.insight.power_words import power_document
 from runner.insight.ranking import rank
 from runner.insight.summary import Row, Summary, Unfinished, format_number, summarize
+from runner.measure.idle import IdleGpu
 from runner.record.codec import encode
 from runner.record.store import StudyState
 from runner.settings import StudySettings
@@ -29,8 +31,10 @@ LEGEND = {
 }
 
 
-def report_document(results: Sequence[TrialResult], settings: StudySettings) -> dict[str, object]:
-    """The JSON answer of `runner report`: best, contenders, baselines and every trial."""
+def report_document(
+    results: Sequence[TrialResult], settings: StudySettings, idle: Sequence[IdleGpu] = ()
+) -> dict[str, object]:
+    """The JSON answer of `runner report`: best, contenders, baselines, every trial, the power."""
     ranking = rank(results, settings)
     ordered = sorted(results, key=lambda result: result.number)
     return {
@@ -38,6 +42,7 @@ def report_document(results: Sequence[TrialResult], settings: StudySettings) -> 
         "contenders": [setting.number for setting in ranking.contenders],
         "baselines": [encode(result) for result in _last_of_each_baseline(ordered)],
         "trials": [encode(result) for result in ordered],
+        "power": power_document(ranking, idle),
     }
 
 
@@ -47,12 +52,14 @@ def print_report(
     stream: TextIO,
     state: StudyState | None = None,
     home_option: str = "",
+    idle: Sequence[IdleGpu] = (),
 ) -> None:
     """Print the table, best first, then the verdict and what to do next.
 
     `state` None: not said. `home_option` is put behind each printed command, ` --home /data`.
+    `idle`: the GPUs before the study's first launch.
     """
-    summary = summarize(results, settings)
+    summary = summarize(results, settings, idle)
     steps = [f"{words:<19} {command}{home_option}" for words, command in _steps(settings, state)]
     print_for_people(stream, lambda console: _render(console, summary, state, steps))
 
@@ -71,7 +78,7 @@ def _render(
         console.print(Text("\nNot measured to the end", style="bold"))
         console.print(_unfinished_table(summary))
     console.print()
-    for sentence in summary.verdict:
+    for sentence in (*summary.verdict, *summary.power):
         console.print(Text(sentence))
     console.print()
     for step in steps:
@@ -135,6 +142,8 @@ def _legend(summary: Summary, shown: Sequence[int]) -> list[str]:
     notes += [words for mark, words in LEGEND.items() if mark in marks]
     notes.append(f"W, tok/J, TTFT, TPOT at C={summary.objective.concurrency:g}")
     notes.append("n measurements")
+    if any(row.power_w is None for row in summary.rows):
+        notes.append("W - unavailable")
     if hidden := [str(c) for c in summary.ladder if c not in shown]:
         notes.append(f"no room for C={', '.join(hidden)}")
     return notes

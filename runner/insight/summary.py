@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from runner.insight.power_words import power_words
 from runner.insight.ranking import Ranking, Setting, rank
 from runner.label import setting_label
+from runner.measure.idle import IdleGpu
 from runner.settings import Objective, StudySettings
 from runner.trial import EngineKind, Lengths, Outcome, RungResult, TrialResult
 
@@ -52,7 +54,10 @@ class Unfinished:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A whole report. `ladder` are the concurrencies of Row.throughput and Row.power, ascending."""
+    """A whole report. `ladder` are the concurrencies of Row.throughput and Row.power, ascending.
+
+    `power` are sentences on what the GPUs draw, idle and at the best setting, and may draw.
+    """
 
     name: str
     counts: str
@@ -62,6 +67,7 @@ class Summary:
     rows: tuple[Row, ...]
     unfinished: tuple[Unfinished, ...]
     verdict: tuple[str, ...]
+    power: tuple[str, ...] = ()
 
     @property
     def is_objective_shown(self) -> bool:
@@ -69,7 +75,9 @@ class Summary:
         return self.objective.metric in ROW_METRICS
 
 
-def summarize(results: Sequence[TrialResult], settings: StudySettings) -> Summary:
+def summarize(
+    results: Sequence[TrialResult], settings: StudySettings, idle: Sequence[IdleGpu] = ()
+) -> Summary:
     """Everything a report shows of a study so far."""
     ranking = rank(results, settings)
     ladder = tuple(sorted({rung.concurrency for result in results for rung in result.rungs}))
@@ -82,6 +90,7 @@ def summarize(results: Sequence[TrialResult], settings: StudySettings) -> Summar
         rows=tuple(_row(setting, ranking, ladder) for setting in ranking.settings),
         unfinished=tuple(_unfinished(results)),
         verdict=tuple(_verdict(ranking, results)),
+        power=tuple(power_words(ranking, idle)),
     )
 
 

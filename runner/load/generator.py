@@ -90,6 +90,7 @@ def merge_runs(runs: Sequence[LoadRun]) -> LoadRun:
         client=ClientHealth(
             cpu_share=max(run.client.cpu_share for run in runs),
             max_lag_s=max(run.client.max_lag_s for run in runs),
+            clock_jump_s=max(run.client.clock_jump_s for run in runs),
         ),
         start=runs[0].start,
     )

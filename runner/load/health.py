@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from dataclasses import dataclass
+from itertools import pairwise
 
 from runner.clock import Clock
 from runner.trial import ClientHealth
 
 TICK_S = 0.01
 LASTING_TICKS = 3
+STANDSTILL_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +21,7 @@ class _Tick:
     wall_s: float
     cpu_s: float
     lag_s: float
+    calendar_s: float
 
 
 class HealthMonitor:
@@ -28,6 +31,7 @@ class HealthMonitor:
     lag. Both values are in wall seconds, whatever the scale of the study's clock. A lag counts
     when three calls in a row suffered it, or when it took most of the span: one short stall of the
     machine is not the client's limit.
+    A machine that was suspended, or whose clock was set, shows as a jump between two calls.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -59,6 +63,7 @@ class HealthMonitor:
         return ClientHealth(
             cpu_share=cpu_s / wall_s if wall_s > 0 else 0.0,
             max_lag_s=lasting_lag_s([tick.lag_s for tick in seen], wall_s),
+            clock_jump_s=clock_jump_s([(tick.wall_s, tick.calendar_s) for tick in seen]),
         )
 
     def _tick(self) -> None:
@@ -67,7 +72,20 @@ class HealthMonitor:
         self._timer = self._loop.call_later(TICK_S, self._tick)
 
     def _note(self, lag_s: float) -> None:
-        self._ticks.append(_Tick(self._clock.now_s(), time.monotonic(), time.thread_time(), lag_s))
+        now_s, wall_s, calendar_s = self._clock.now_s(), time.monotonic(), time.time()
+        self._ticks.append(_Tick(now_s, wall_s, time.thread_time(), lag_s, calendar_s))
+
+
+def clock_jump_s(readings: list[tuple[float, float]]) -> float:
+    """The furthest jump between two neighbouring readings of (monotonic, calendar) time.
+
+    It is how far the two drifted apart at once, or the whole time between the two readings if
+    that is 2 s and more: nothing was seen of what happened then.
+    """
+    steps = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(readings)]
+    apart_s = (abs(calendar_s - wall_s) for wall_s, calendar_s in steps)
+    stood_s = (wall_s for wall_s, _ in steps if wall_s >= STANDSTILL_S)
+    return max((*apart_s, *stood_s), default=0.0)
 
 
 def lasting_lag_s(lags_s: list[float], span_s: float) -> float:

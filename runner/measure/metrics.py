@@ -40,7 +40,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from runner.errors import ConfigError
-from runner.measure.power import energy_over_all
+from runner.measure.energy import energy_over_all
 from runner.measure.restarts import claim, output_rate
 from runner.measure.validity import find_reasons
 from runner.settings import SloLimit

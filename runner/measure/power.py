@@ -6,37 +6,50 @@ Power belongs to a GPU by its UUID, never by its index. This module alone knows 
 from __future__ import annotations
 
 import importlib
-import math
-import statistics
+import os
 import threading
 import time
-from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from itertools import pairwise
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any, Protocol, TypeVar
 
 from runner.clock import Clock
 from runner.errors import ClusterLost, RunnerError, StudyError
-from runner.trial import GpuEnergy, PowerSample
+from runner.measure.energy import around
+from runner.trial import PowerSample
 
 SHORTEST_PERIOD_S = 0.02  # of the wall: sampling must not load the machine it measures
-LONGEST_GAP_S = 2.0
-USUAL_GAPS = 10.0
-FEWEST_SPACINGS = 5
+LONGEST_RUN_S = 1.0  # that one pair of equal readings stands for
+LOOK_EVERY = 10  # sampling periods from one look at the processes to the next
+
+SLICE_PREFIX = "MIG-"
 
 _Value = TypeVar("_Value")
 
 
+class GpuKind(StrEnum):
+    """A whole GPU, one that is cut into slices (MIG) and cannot be used as a whole, or a slice."""
+
+    WHOLE = "whole"
+    PARTITIONED = "partitioned"
+    SLICE = "slice"
+
+
 @dataclass(frozen=True, slots=True)
 class GpuIdentity:
-    """One GPU of this machine. `index` is the driver's order; `uuid` is what counts."""
+    """One GPU of this machine. `index` is the driver's order; `uuid` is what counts.
+
+    A slice has the index and the PCI bus id of its GPU and no power limit of its own.
+    """
 
     index: int
     uuid: str
     name: str
     memory_total_bytes: int
     power_limit_w: float | None
+    pci_bus_id: str | None = None
+    kind: GpuKind = GpuKind.WHOLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +112,24 @@ class NvmlSensor:
             ) from err
 
     def gpus(self) -> tuple[GpuIdentity, ...]:
-        """Every GPU, in the driver's order (by PCI bus)."""
+        """Every GPU, in the driver's order (by PCI bus); its slices follow it."""
         count = self._ask("the driver", self._nvml.nvmlDeviceGetCount)
-        return tuple(self._identify(index) for index in range(count))
+        return tuple(gpu for index in range(count) for gpu in self._identify(index))
 
     def read(self, gpu_uuid: str) -> PowerSample:
-        """One reading; the time is taken between the energy and the power reading."""
+        """One reading; its time is the middle of the energy reading.
+
+        A slice has no power of its own: the driver answers with that of the whole GPU.
+        """
         nvml, handle = self._nvml, self._handle(gpu_uuid)
-        energy_mj = self._offer(gpu_uuid, nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
-        time_s = self._clock.now_s()
-        power_mw = self._offer(gpu_uuid, nvml.nvmlDeviceGetPowerUsage, handle)
+        is_slice = gpu_uuid.startswith(SLICE_PREFIX)
+        before_s = self._clock.now_s()
+        energy_mj = power_mw = None
+        if not is_slice:
+            energy_mj = self._offer(gpu_uuid, nvml.nvmlDeviceGetTotalEnergyConsumption, handle)
+        time_s = (before_s + self._clock.now_s()) / 2
+        if not is_slice:
+            power_mw = self._offer(gpu_uuid, nvml.nvmlDeviceGetPowerUsage, handle)
         rates = self._offer(gpu_uuid, nvml.nvmlDeviceGetUtilizationRates, handle)
         memory = self._offer(gpu_uuid, nvml.nvmlDeviceGetMemoryInfo, handle)
         clock_mhz = self._offer(gpu_uuid, nvml.nvmlDeviceGetClockInfo, handle, nvml.NVML_CLOCK_SM)
@@ -135,17 +156,48 @@ class NvmlSensor:
         self._handles.clear()
         self._ask("the driver", self._nvml.nvmlShutdown)
 
-    def _identify(self, index: int) -> GpuIdentity:
+    def _identify(self, index: int) -> Iterator[GpuIdentity]:
+        """One GPU and its slices."""
         nvml, name = self._nvml, f"GPU {index}"
         handle = self._ask(name, nvml.nvmlDeviceGetHandleByIndex, index)
         limit_mw = self._offer(name, nvml.nvmlDeviceGetPowerManagementLimit, handle)
-        return GpuIdentity(
+        bus = self._offer(name, nvml.nvmlDeviceGetPciInfo, handle)
+        modes = self._offer(name, nvml.nvmlDeviceGetMigMode, handle)
+        is_cut = modes is not None and modes[0] == nvml.NVML_DEVICE_MIG_ENABLE
+        gpu = GpuIdentity(
             index=index,
             uuid=self._ask(name, nvml.nvmlDeviceGetUUID, handle),
             name=self._ask(name, nvml.nvmlDeviceGetName, handle),
-            memory_total_bytes=int(self._ask(name, nvml.nvmlDeviceGetMemoryInfo, handle).total),
+            memory_total_bytes=self._memory_bytes(name, handle),
             power_limit_w=None if limit_mw is None else limit_mw / 1000,
+            pci_bus_id=None if bus is None else _text(bus.busId),
+            kind=GpuKind.PARTITIONED if is_cut else GpuKind.WHOLE,
         )
+        yield gpu
+        if is_cut:
+            most = self._offer(name, nvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
+            for place in range(most):
+                yield from self._slice(gpu, handle, place)
+
+    def _slice(self, gpu: GpuIdentity, parent: object, place: int) -> Iterator[GpuIdentity]:
+        """The slice at a place of a partitioned GPU, if there is one."""
+        nvml, name = self._nvml, f"slice {place} of GPU {gpu.index}"
+        try:
+            handle = nvml.nvmlDeviceGetMigDeviceHandleByIndex(parent, place)
+        except nvml.NVMLError:
+            return  # places are counted up to the most that there could be
+        yield replace(
+            gpu,
+            uuid=self._ask(name, nvml.nvmlDeviceGetUUID, handle),
+            name=self._offer(name, nvml.nvmlDeviceGetName, handle) or gpu.name,
+            memory_total_bytes=self._memory_bytes(name, handle),
+            power_limit_w=None,
+            kind=GpuKind.SLICE,
+        )
+
+    def _memory_bytes(self, name: str, handle: object) -> int:
+        memory = self._offer(name, self._nvml.nvmlDeviceGetMemoryInfo, handle)
+        return 0 if memory is None else int(memory.total)
 
     def _handle(self, gpu_uuid: str) -> Any:  # noqa: ANN401 - an opaque pointer of the library
         if gpu_uuid not in self._handles:
@@ -170,7 +222,11 @@ class NvmlSensor:
 
 
 class PowerMeter:
-    """Samples GPUs from a thread of its own, from `start` to `stop`."""
+    """Samples GPUs from a thread of its own, from `start` to `stop`.
+
+    Of readings that repeat each other, because the sensor is slower than the sampling, the first
+    and the last are kept: all that is known, when a value changed included.
+    """
 
     def __init__(
         self, sensor: GpuSensor, gpu_uuids: Sequence[str], clock: Clock, period_s: float = 0.1
@@ -178,11 +234,20 @@ class PowerMeter:
         self._sensor = sensor
         self._clock = clock
         self._period_wall_s = max(clock.wall_duration_s(period_s), SHORTEST_PERIOD_S)
+        self._own_groups: frozenset[int] = frozenset()
+        self._foreign: dict[str, int | None] = {}
+        self._rounds = 0
         self._samples: dict[str, list[PowerSample]] = {uuid: [] for uuid in gpu_uuids}
         self._lock = threading.Lock()
         self._stopping = threading.Event()
         self._thread: threading.Thread | None = None
         self._failure: RunnerError | None = None
+
+    def expect(self, groups: Sequence[int]) -> None:
+        """From now on, note who else uses the GPUs than these process groups."""
+        with self._lock:
+            self._own_groups = frozenset(groups)
+            self._rounds = 0
 
     def start(self) -> None:
         """Take the first sample now, then one per period; raises what the sensor raises."""
@@ -216,7 +281,7 @@ class PowerMeter:
             return tuple(
                 sample
                 for taken in self._samples.values()
-                for sample in _around(taken, start_s, end_s)
+                for sample in around(taken, start_s, end_s)
             )
 
     def _is_behind(self, end_s: float) -> bool:
@@ -240,144 +305,48 @@ class PowerMeter:
 
     def _sample(self) -> None:
         with self._lock:
+            if self._own_groups and self._rounds % LOOK_EVERY == 0:
+                for uuid in self._samples:
+                    self._foreign[uuid] = foreign_pid(
+                        self._sensor.processes(uuid), self._own_groups
+                    )
+            self._rounds += 1
             for uuid, taken in self._samples.items():
-                taken.append(self._sensor.read(uuid))
+                sample = self._sensor.read(uuid)
+                self._keep(taken, replace(sample, foreign_pid=self._foreign.get(uuid)))
+
+    def _keep(self, taken: list[PowerSample], sample: PowerSample) -> None:
+        if (
+            len(taken) > 1
+            and sample.time_s - taken[-2].time_s <= LONGEST_RUN_S
+            and all(replace(each, time_s=sample.time_s) == sample for each in taken[-2:])
+        ):
+            taken[-1] = sample
+        else:
+            taken.append(sample)
 
 
-def energy_over(
-    samples: Sequence[PowerSample], start_s: float, end_s: float
-) -> tuple[GpuEnergy, ...]:
-    """The energy and mean power of each GPU over [start_s, end_s], in order of first appearance.
+def foreign_pid(processes: Sequence[GpuProcess], own_groups: frozenset[int]) -> int | None:
+    """A process on a GPU that belongs to none of our process groups; None: none is seen.
 
-    The energy counter, interpolated at both borders, comes first; where it is missing or was
-    reset, the integral of the sampled power. A GPU whose samples do not cover the window, or
-    leave a hole (see `longest_gap_s`) where a value is needed, has no energy: None, never 0.
+    Inside a container the driver may name processes by numbers that mean nothing here. So
+    strangers are believed only where our own processes are seen as well.
     """
-    by_gpu: dict[str, list[PowerSample]] = {}
-    for sample in samples:
-        by_gpu.setdefault(sample.gpu_uuid, []).append(sample)
-    return tuple(_energy_of(taken, start_s, end_s) for taken in by_gpu.values())
-
-
-def energy_over_all(
-    samples: Sequence[PowerSample], windows: Sequence[tuple[float, float]]
-) -> tuple[GpuEnergy, ...]:
-    """The energy and mean power of each GPU over several windows together (see energy_over)."""
-    by_gpu: dict[str, list[tuple[GpuEnergy, float]]] = {}
-    for start_s, end_s in windows:
-        for gpu in energy_over(samples, start_s, end_s):
-            by_gpu.setdefault(gpu.gpu_uuid, []).append((gpu, end_s - start_s))
-    return tuple(_joined(parts) for parts in by_gpu.values())
-
-
-def _joined(parts: Sequence[tuple[GpuEnergy, float]]) -> GpuEnergy:
-    """One GPU over several windows; an energy that is missing in one is missing in all."""
-    gpus, length_s = [gpu for gpu, _ in parts], sum(length_s for _, length_s in parts)
-    energies = [gpu.energy_j for gpu in gpus if gpu.energy_j is not None]
-    energy_j = math.fsum(energies) if len(energies) == len(gpus) else None
-    busy = [(gpu.utilization, part_s) for gpu, part_s in parts if gpu.utilization is not None]
-    used = [gpu.memory_used_bytes for gpu in gpus if gpu.memory_used_bytes is not None]
-    slowed = [gpu.throttled for gpu in gpus if gpu.throttled is not None]
-    busy_s = sum(part_s for _, part_s in busy)
-    return GpuEnergy(
-        gpu_uuid=gpus[0].gpu_uuid,
-        energy_j=energy_j,
-        power_w=energy_j / length_s if energy_j is not None and length_s > 0 else None,
-        utilization=sum(u * part_s for u, part_s in busy) / busy_s if busy_s > 0 else None,
-        memory_used_bytes=max(used) if used else None,
-        throttled=any(slowed) if slowed else None,
+    groups = {process.pid: _group_of(process.pid) for process in processes}
+    if not own_groups & set(groups.values()):
+        return None
+    strangers = (
+        pid for pid, group in groups.items() if group is not None and group not in own_groups
     )
+    return min(strangers, default=None)
 
 
-def longest_gap_s(samples: Sequence[PowerSample], start_s: float, end_s: float) -> float:
-    """The longest part of the window that a hole between samples of one GPU touches, else 0.
-
-    A hole is longer than 2 s and than ten times the usual (median) spacing. Time before the first
-    and after the last sample counts as a hole of any length.
-    """
-    times_s = sorted(sample.time_s for sample in samples)
-    if not times_s:
-        return end_s - start_s
-    limit_s = _gap_limit_s(times_s)
-    missing_s = max(times_s[0] - start_s, end_s - times_s[-1], 0.0)
-    holes_s = (
-        min(right_s, end_s) - max(left_s, start_s)
-        for left_s, right_s in pairwise(times_s)
-        if right_s - left_s > limit_s
-    )
-    return max(missing_s, *holes_s, 0.0)
-
-
-def _energy_of(taken: list[PowerSample], start_s: float, end_s: float) -> GpuEnergy:
-    around = _around(sorted(taken, key=lambda sample: sample.time_s), start_s, end_s)
-    inside = [sample for sample in around if start_s <= sample.time_s <= end_s] or around
-    energy_j = _counted_j(around, start_s, end_s)
-    if energy_j is None:
-        energy_j = _integrated_j(around, start_s, end_s)
-    used = [s.memory_used_bytes for s in inside if s.memory_used_bytes is not None]
-    busy = [s.utilization for s in inside if s.utilization is not None]
-    slowed = [s.throttled for s in inside if s.throttled is not None]
-    return GpuEnergy(
-        gpu_uuid=taken[0].gpu_uuid,
-        energy_j=energy_j,
-        power_w=None if energy_j is None else energy_j / (end_s - start_s),
-        utilization=statistics.fmean(busy) if busy else None,
-        memory_used_bytes=max(used) if used else None,
-        throttled=any(slowed) if slowed else None,
-    )
-
-
-def _around(taken: list[PowerSample], start_s: float, end_s: float) -> list[PowerSample]:
-    """The samples in [start_s, end_s] and one beyond each border."""
-    first = bisect_right(taken, start_s, key=lambda sample: sample.time_s) - 1
-    last = bisect_left(taken, end_s, key=lambda sample: sample.time_s)
-    return taken[max(first, 0) : last + 1]
-
-
-def _counted_j(around: list[PowerSample], start_s: float, end_s: float) -> float | None:
-    """The difference of the energy counter; the samples between the borders are not needed."""
-    counts = [(s.time_s, s.energy_j) for s in around if s.energy_j is not None]
-    if any(later[1] < earlier[1] for earlier, later in pairwise(counts)):
+def _group_of(pid: int) -> int | None:
+    try:
+        return os.getpgid(pid)
+    except (ProcessLookupError, PermissionError):
         return None
-    limit_s = _gap_limit_s([sample.time_s for sample in around])
-    at_start = _value_at(counts, start_s, limit_s)
-    at_end = _value_at(counts, end_s, limit_s)
-    if at_start is None or at_end is None or end_s <= start_s:
-        return None
-    return at_end - at_start
 
 
-def _integrated_j(around: list[PowerSample], start_s: float, end_s: float) -> float | None:
-    """The trapezoid integral of the sampled power."""
-    powers = [(s.time_s, s.power_w) for s in around if s.power_w is not None]
-    limit_s = _gap_limit_s([sample.time_s for sample in around])
-    at_start = _value_at(powers, start_s, limit_s)
-    at_end = _value_at(powers, end_s, limit_s)
-    if at_start is None or at_end is None or end_s <= start_s:
-        return None
-    between = [(time_s, power_w) for time_s, power_w in powers if start_s < time_s < end_s]
-    spans = list(pairwise([(start_s, at_start), *between, (end_s, at_end)]))
-    if any(right[0] - left[0] > limit_s for left, right in spans):
-        return None
-    return sum((left[1] + right[1]) / 2 * (right[0] - left[0]) for left, right in spans)
-
-
-def _value_at(points: list[tuple[float, float]], time_s: float, limit_s: float) -> float | None:
-    """Linear between the two points around a time; None outside them or in a hole."""
-    after = bisect_left(points, time_s, key=lambda point: point[0])
-    if after < len(points) and points[after][0] == time_s:
-        return points[after][1]
-    if after in (0, len(points)):
-        return None
-    (left_s, left), (right_s, right) = points[after - 1], points[after]
-    if right_s - left_s > limit_s:
-        return None
-    return left + (right - left) * (time_s - left_s) / (right_s - left_s)
-
-
-def _gap_limit_s(times_s: Sequence[float]) -> float:
-    """How far apart two samples may be. In scaled time the usual spacing itself can be long."""
-    spacings_s = [right_s - left_s for left_s, right_s in pairwise(times_s)]
-    if len(spacings_s) < FEWEST_SPACINGS:
-        return LONGEST_GAP_S
-    return max(LONGEST_GAP_S, USUAL_GAPS * statistics.median(spacings_s))
+def _text(value: bytes | str) -> str:
+    return value.decode() if isinstance(value, bytes) else value

@@ -10,12 +10,14 @@ nothing. Where it asks for three or more, of a closed loop of two or more stream
 second: a restart whose streams begin together, while those of the others begin gradually
 (load/ramp.py). A setting that forgets how it was started gives the probe the rate of the others.
 
-halfwidth = t * sqrt(max(s^2, w^2) / n) + d
+halfwidth = t * sqrt(max(s^2, w^2) / n) + e + d
 
 n     restarts that count; t: Student's t at 97.5 %, n - 1 degrees of freedom
 s     the standard deviation of their rates
 w     what their windows alone explain: the root mean square of the standard errors of their batch
       means (measure/window.py), so that rates which agree by luck claim no more than a window can
+e     |mean rate of the second halves of the windows - mean|: what still creeps within a window,
+      which may be less than its noise, goes on behind it
 d     |rate of the probe - mean| where its prediction interval, t * sqrt((1 + 1/n) * max(s^2, w^2)),
       does not hold it; else 0
 
@@ -71,19 +73,28 @@ def claim(plan: LoadPlan, loads: Sequence[LoadRun]) -> RateClaim:
     record = RungRecord(0, plan.concurrency, tuple(loads), ())
     probes = [load for load in loads if load not in record.counted]
     noises = [window_error(plan, load) for load in record.counted]
+    is_burst = plan.protocol is LoadProtocol.BURST
     return claim_of(
         [output_rate(load) for load in record.counted],
-        [noise for noise in noises if noise is not None],
-        output_rate(probes[0]) if probes else None,
+        errors=[noise for noise in noises if noise is not None],
+        later=[] if is_burst else [output_rate(second_half(load)) for load in record.counted],
+        probe=output_rate(probes[0]) if probes else None,
     )
 
 
-def claim_of(rates: Sequence[float], errors: Sequence[float], probe: float | None) -> RateClaim:
+def claim_of(
+    rates: Sequence[float],
+    *,
+    errors: Sequence[float] = (),
+    later: Sequence[float] = (),
+    probe: float | None = None,
+) -> RateClaim:
     """The claim of this module from the rates of restarts.
 
     Args:
         rates: the rate of each restart that counts, at least one.
         errors: the standard error of each, as its own window shows it; empty: not known.
+        later: the rate of the second half of each window; empty: not known.
         probe: the rate of the probe; None: there is none.
     """
     mean = statistics.fmean(rates)
@@ -99,7 +110,9 @@ def claim_of(rates: Sequence[float], errors: Sequence[float], probe: float | Non
     if off <= t * math.sqrt((1 + 1 / count) * variance):
         off = 0.0
     is_uneven = within > 0 and between > fisher * within
-    return RateClaim(mean, t * math.sqrt(variance / count) + off, off > 0 or is_uneven)
+    creep = abs(statistics.fmean(later) - mean) if later else 0.0
+    halfwidth = t * math.sqrt(variance / count) + creep + off
+    return RateClaim(mean, halfwidth, off > 0 or is_uneven)
 
 
 def output_rate(load: LoadRun) -> float:
@@ -114,6 +127,11 @@ def output_rate(load: LoadRun) -> float:
         for time_s in record.token_s
     )
     return count / (end_s - start_s)
+
+
+def second_half(load: LoadRun) -> LoadRun:
+    """The same load, of which only the second half of its window counts."""
+    return replace(load, window_start_s=sum(load.window) / 2)
 
 
 def window_error(plan: LoadPlan, load: LoadRun) -> float | None:

@@ -6,9 +6,10 @@ A rung without reasons is valid. Nothing here is about good or bad numbers.
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 
-from runner.measure.power import longest_gap_s
+from runner.measure.energy import by_gpu, longest_gap_s, spans
 from runner.trial import (
     GpuEnergy,
     LoadPlan,
@@ -24,6 +25,9 @@ MAX_LAG_S = 0.05
 MAX_ERROR_RATE = 0.01
 LOWEST_ACHIEVED = 0.9
 CACHED_MARGIN = 0.05
+MAX_CLOCK_JUMP_S = 0.5
+CLOCK_PARTS = 4
+MAX_CLOCK_SHIFT = 0.15  # within a fair window of an H200 at its power limit: below 0.10
 
 
 def find_reasons(
@@ -39,6 +43,7 @@ def find_reasons(
     """
     records = [record for load in rung.loads for record in load.records]
     found: list[str | None] = [_drift(rung), _silence(rung), _client_cpu(rung), _client_lag(rung)]
+    found += [_clock_jump(rung)]
     found += [_errors(records), _token_counts(records), _cache(records, plan.shared_prefix)]
     match plan.protocol:
         case LoadProtocol.CLOSED_LOOP:
@@ -48,6 +53,9 @@ def find_reasons(
         case LoadProtocol.BURST:
             pass
     found += _power(rung, gpus)
+    found += _strangers(rung)
+    if plan.protocol is not LoadProtocol.BURST:  # prefill and decode run at clocks of their own
+        found += _clock_shifts(rung)
     return tuple(reason for reason in found if reason is not None)
 
 
@@ -88,6 +96,16 @@ def _client_lag(rung: RungRecord) -> str | None:
     return (
         f"the load generator was the limit: it ran {lag_s * 1000:.0f} ms late "
         f"(at most {MAX_LAG_S * 1000:.0f} ms); leave it more CPU time"
+    )
+
+
+def _clock_jump(rung: RungRecord) -> str | None:
+    jump_s = max(load.client.clock_jump_s for load in rung.counted)
+    if jump_s <= MAX_CLOCK_JUMP_S:
+        return None
+    return (
+        f"the machine's time jumped by {jump_s:.1f} s (at most {MAX_CLOCK_JUMP_S} s): it was "
+        "suspended, stood still, or its clock was set"
     )
 
 
@@ -151,11 +169,7 @@ def _backlog(rung: RungRecord) -> str | None:
 
 
 def _power(rung: RungRecord, gpus: Sequence[GpuEnergy]) -> list[str]:
-    reasons = [
-        f"GPU {gpu.gpu_uuid} was slowed down by heat or by its power supply"
-        for gpu in gpus
-        if gpu.throttled
-    ]
+    reasons = [_throttled(rung, gpu.gpu_uuid) for gpu in gpus if gpu.throttled]
     gaps_s: list[float] = []
     for gpu in gpus:
         taken = [sample for sample in rung.power if sample.gpu_uuid == gpu.gpu_uuid]
@@ -171,3 +185,67 @@ def _power(rung: RungRecord, gpus: Sequence[GpuEnergy]) -> list[str]:
 def _offers_power(taken: Sequence[PowerSample]) -> bool:
     """Whether the GPU offers power at all: one that does not is unavailable, not unfair."""
     return any(sample.power_w is not None or sample.energy_j is not None for sample in taken)
+
+
+def _throttled(rung: RungRecord, gpu_uuid: str) -> str:
+    taken = by_gpu(rung.power)[gpu_uuid]
+    inside = [held for load in rung.counted for held in spans(taken, *load.window)]
+    slow = [(sample, held_s) for sample, held_s in inside if sample.throttled]
+    words = f"GPU {gpu_uuid} was slowed down by heat or by its power supply"
+    if not slow:  # by its last reading, at the window's end
+        return words
+    share = sum(held_s for _, held_s in slow) / sum(held_s for _, held_s in inside)
+    words += f" for {share:.0%} of the window"
+    clocks_mhz = [s.sm_clock_mhz for s, _ in slow if s.sm_clock_mhz is not None]
+    return words + (f", down to {min(clocks_mhz):.0f} MHz" if clocks_mhz else "")
+
+
+def _clock_shifts(rung: RungRecord) -> list[str]:
+    """Which GPUs ran a part of a window at another clock than the rest.
+
+    The clock of a GPU at its power limit moves with every batch; the means of the quarters of a
+    steady window do not. A GPU that idles may save power, so idle readings do not count,
+    nor those of a throttled GPU, which is a reason of its own.
+    """
+    reasons = []
+    for uuid, taken in by_gpu(rung.power).items():
+        for start_s, end_s in (load.window for load in rung.counted):
+            part_s = (end_s - start_s) / CLOCK_PARTS
+            starts_s = [start_s + part * part_s for part in range(CLOCK_PARTS)]
+            parts = [_mean_clock_mhz(taken, from_s, from_s + part_s) for from_s in starts_s]
+            means_mhz = [mean_mhz for mean_mhz in parts if mean_mhz is not None]
+            if len(means_mhz) < CLOCK_PARTS:
+                continue
+            usual_mhz = statistics.median(means_mhz)
+            other_mhz = max(means_mhz, key=lambda mhz: abs(mhz - usual_mhz))
+            if abs(other_mhz - usual_mhz) > MAX_CLOCK_SHIFT * usual_mhz:
+                reasons.append(_shift_words(uuid, other_mhz, usual_mhz))
+                break
+    return reasons
+
+
+def _mean_clock_mhz(taken: Sequence[PowerSample], start_s: float, end_s: float) -> float | None:
+    known = [
+        (sample.sm_clock_mhz, held_s)
+        for sample, held_s in spans(taken, start_s, end_s)
+        if sample.sm_clock_mhz is not None and sample.utilization != 0 and not sample.throttled
+    ]
+    total_s = sum(held_s for _, held_s in known)
+    return sum(mhz * held_s for mhz, held_s in known) / total_s if known else None
+
+
+def _shift_words(uuid: str, other_mhz: float, usual_mhz: float) -> str:
+    return (
+        f"the clock of GPU {uuid} changed: it ran at {other_mhz:.0f} MHz in a quarter of the "
+        f"window, at {usual_mhz:.0f} MHz else (at most {MAX_CLOCK_SHIFT:.0%} apart)"
+    )
+
+
+def _strangers(rung: RungRecord) -> list[str]:
+    reasons = []
+    for uuid, taken in by_gpu(rung.power).items():
+        inside = (sample for load in rung.counted for sample, _ in spans(taken, *load.window))
+        pid = next((s.foreign_pid for s in inside if s.foreign_pid is not None), None)
+        if pid is not None:
+            reasons.append(f"process {pid}, none of ours, used GPU {uuid} during the measurement")
+    return reasons

@@ -29,6 +29,7 @@ KIND_TAG, STUDY_KIND, TRIAL_KIND = "kind", "study", "trial"
 TRIAL_TAG = "trial"
 NOTE_TAG = "mlflow.note.content"
 LONGEST_TAG = 5000
+UNAVAILABLE = "unavailable"
 RUNG_METRICS = (
     "output_throughput",
     "total_throughput",
@@ -193,8 +194,8 @@ def _row(rung: RungResult) -> str:
         f"{rung.output_throughput:.0f}",
         "-" if rung.ttft_s is None else f"{1000 * rung.ttft_s.p99:.1f} ms",
         "-" if rung.tpot_s is None else f"{1000 * rung.tpot_s.p50:.1f} ms",
-        "-" if rung.power_w is None else f"{rung.power_w:.0f}",
-        "-" if rung.tokens_per_joule is None else f"{rung.tokens_per_joule:.3g}",
+        UNAVAILABLE if rung.power_w is None else f"{rung.power_w:.0f}",
+        UNAVAILABLE if rung.tokens_per_joule is None else f"{rung.tokens_per_joule:.3g}",
     )
     return f"| {' | '.join(cells)} |"
 

@@ -220,6 +220,7 @@ def _power_schema() -> Any:  # noqa: ANN401 - pyarrow ships no types
             ("memory_used_bytes", pa.int64()),
             ("sm_clock_mhz", pa.float64()),
             ("throttled", pa.bool_()),
+            ("foreign_pid", pa.int64()),
         ]
     )
 

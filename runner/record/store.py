@@ -10,7 +10,7 @@ import difflib
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from runner.clock import ClockAnchor
 from runner.cluster.executor import LaunchReport
 from runner.errors import ConfigError, StudyError
+from runner.measure.idle import IdleGpu
 from runner.record import rung_file
 from runner.record.codec import Json, decode, encode, fields_of
 from runner.record.files import damaged, read_json, write_json, write_whole
@@ -104,6 +105,7 @@ class StudyStore:
         self.mlflow_uri = f"sqlite:///{self.mlflow_path}"
         self._lock_path = self.folder / "driver.lock"
         self._state_path = self.folder / "state.json"
+        self._idle_path = self.machine_folder / "idle.json"
         self._sessions = SessionLog(self.folder / "sessions", wall_s)
         self._results: dict[int, TrialResult] = {}
 
@@ -160,6 +162,17 @@ class StudyStore:
             minutes_used=self.minutes_used(),
             launches_used=self.launches_used(),
         )
+
+    def write_idle(self, gpus: Sequence[IdleGpu]) -> None:
+        """Keep what the GPUs drew before the study's first launch."""
+        write_json(self._idle_path, {"schema_version": SCHEMA_VERSION, "gpus": list(gpus)})
+
+    def read_idle(self) -> tuple[IdleGpu, ...] | None:
+        """What write_idle wrote; None when there is nothing."""
+        document = _read(self._idle_path, "Delete it: it is read again, or only not shown")
+        if document is None:
+            return None
+        return _decode(tuple[IdleGpu, ...], document.get("gpus"), self._idle_path)
 
     def minutes_used(self) -> float:
         """Wall-clock minutes of all sessions, this one included."""

@@ -9,7 +9,11 @@ are; how many are called metastable; and what a measurement costs, in seconds of
 The reference protocol (all requests at once, all tokens / wall of the slowest) is then repeated, by
 the same seeds, until Student's interval of its bursts is as narrow: its cost stands beside ours.
 
-    python tests/bench/coverage.py [--measurements 400] [--truths 48] [--settings d8-cap64 ...]
+With `--engine emulated` the same goes through real processes and HTTP, in time 20 times as fast as
+real, with replies of 16 to 48 tokens to 16 streams, so that a measurement takes seconds.
+
+    python tests/bench/coverage.py [--engine simulated] [--measurements 400] [--truths 48]
+                                   [--settings "pp8 d8 cap64" ...]
 """
 
 from __future__ import annotations
@@ -18,14 +22,17 @@ import argparse
 import math
 import statistics
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from runner.cluster.executor import RunningLaunch
+from runner.cluster.inline import InlineExecutor
 from runner.config import load_study
-from runner.engines.simulated import SimulatedServers
 from runner.launch import plan_launch
 from runner.measure.restarts import STUDENT_T, RateClaim, claim, next_restart, output_rate
 from runner.plans import rung_plans
@@ -44,13 +51,24 @@ SETTINGS: dict[str, dict[str, Any]] = {
     },
 }
 STUDY = "search_spaces/demo.yaml"
+KINDS = ("truth", "full", "burst", "long burst")
 LIVES = 50
 BURSTS = 60
-OVERRIDES = ("engine.kind=simulated", "engine.time_scale=1", "measure.max_window_s=240")
+OVERRIDES = {
+    "simulated": ("engine.kind=simulated", "measure.max_window_s=240"),
+    "emulated": (
+        "engine.kind=emulated",
+        "measure.max_window_s=240",
+        "measure.min_window_s=1",
+        "workload.output_tokens={uniform: [16, 48]}",
+        "workload.concurrency=[16]",
+    ),
+}
 
 
 @dataclass(frozen=True)
 class Job:
+    engine: str
     setting: str
     kind: str
     seed: int
@@ -65,22 +83,33 @@ class Measured:
     cost_s: float
 
 
-def study(setting: str) -> tuple[StudySettings, SimulatedServers]:
-    settings = load_study(Path(STUDY), OVERRIDES)
+@contextmanager
+def running(engine: str, setting: str) -> Iterator[tuple[StudySettings, RunningLaunch]]:
+    """Servers of a setting, up and set."""
+    settings = load_study(Path(STUDY), OVERRIDES[engine])
     params = {"cuda_graph": True, "attention_backend": "triton", **SETTINGS[setting]}
     plan = plan_launch(settings, params)
     spec = LaunchSpec(0, plan.key, plan.server_args, plan.replicas, plan.gpus_per_replica)
-    servers = SimulatedServers(settings, spec)
-    servers.set_live(plan.live)
-    return settings, servers
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        executor = InlineExecutor(settings, folder / "machine", folder / "leases")
+        (folder / "launch").mkdir()
+        with executor.launch(spec, folder / "launch", lambda _: None) as servers:
+            servers.set_live(plan.live)
+            yield settings, servers
 
 
 def cost_s(load: LoadRun) -> float:
     return load.window_end_s - load.started_s
 
 
-def run(job: Job) -> Measured:
-    settings, servers = study(job.setting)
+def run(jobs: Sequence[Job]) -> list[Measured]:
+    """Jobs of one setting, one after another on the same servers."""
+    with running(jobs[0].engine, jobs[0].setting) as (settings, servers):
+        return [run_one(job, settings, servers) for job in jobs]
+
+
+def run_one(job: Job, settings: StudySettings, servers: RunningLaunch) -> Measured:
     plan = rung_plans(settings, job.seed, is_repeat=True)[0]
     if job.kind == "truth":
         plan = replace(plan, phase="rung-0-0", min_periods=LIVES, max_window_s=1e5)
@@ -94,7 +123,7 @@ def run(job: Job) -> Measured:
     return Measured(claim(plan, loads), len(loads), sum(map(cost_s, loads)))
 
 
-def burst(servers: SimulatedServers, plan: LoadPlan, *, is_long: bool) -> Measured:
+def burst(servers: RunningLaunch, plan: LoadPlan, *, is_long: bool) -> Measured:
     lengths = Lengths("uniform", 1300, 3000) if is_long else plan.output_tokens
     plan = replace(
         plan,
@@ -153,7 +182,8 @@ def report(
         f"  mean off by {statistics.fmean(offs):+.2%}, sd {statistics.pstdev(offs):.2%}",
         f"  metastable {metastable}, restarts {restarts:.2f}, cost {cost:.0f} s",
     ]
-    for name, repeats in (("as long replies", bursts), ("1,300 - 3,000 tokens", long)):
+    references = [("as long replies", bursts), ("1,300 - 3,000 tokens", long)]
+    for name, repeats in references if bursts else []:
         rates = [each.claimed.mean for each in repeats]
         count = bursts_for(width, rates)
         each_s = statistics.fmean(each.cost_s for each in repeats)
@@ -167,25 +197,38 @@ def report(
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--engine", choices=list(OVERRIDES), default="simulated")
     parser.add_argument("--measurements", type=int, default=400)
     parser.add_argument("--truths", type=int, default=48)
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS))
     arguments = parser.parse_args()
     with ProcessPoolExecutor() as pool:
-        for setting in arguments.settings:
-            jobs = [
-                *(Job(setting, "truth", 10_000 + seed) for seed in range(arguments.truths)),
-                *(Job(setting, "full", seed) for seed in range(arguments.measurements)),
-                *(Job(setting, "burst", 20_000 + seed) for seed in range(BURSTS)),
-                *(Job(setting, "long burst", 30_000 + seed) for seed in range(BURSTS // 4)),
-            ]
-            done = list(zip(jobs, pool.map(run, jobs), strict=True))
+        batches = {name: batches_of(arguments, name) for name in arguments.settings}
+        futures = {
+            name: [pool.submit(run, batch) for batch in each] for name, each in batches.items()
+        }
+        for name, each in batches.items():
+            jobs = [job for batch in each for job in batch]
+            found = [measured for future in futures[name] for measured in future.result()]
             parts = [
-                [measured for job, measured in done if job.kind == kind]
-                for kind in ("truth", "full", "burst", "long burst")
+                [measured for job, measured in zip(jobs, found, strict=True) if job.kind == kind]
+                for kind in KINDS
             ]
-            sys.stdout.write(report(setting, *parts) + "\n")
+            sys.stdout.write(report(name, *parts) + "\n")
             sys.stdout.flush()
+
+
+def batches_of(arguments: argparse.Namespace, setting: str) -> list[list[Job]]:
+    """All jobs of a setting: small batches, or one where servers have to be started for it."""
+    engine = arguments.engine
+    counts = (arguments.truths, arguments.measurements, BURSTS, BURSTS // 4)
+    jobs = [
+        Job(engine, setting, kind, 100_000 * place + seed)
+        for place, (kind, count) in enumerate(zip(KINDS, counts, strict=True))
+        for seed in range(count if engine == "simulated" or "burst" not in kind else 0)
+    ]
+    size = 1 if engine == "simulated" else len(jobs)
+    return [jobs[start : start + size] for start in range(0, len(jobs), size)]
 
 
 if __name__ == "__main__":

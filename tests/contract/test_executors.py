@@ -16,7 +16,7 @@ from runner.engines.emulator.gpu import plant_power_offset
 from runner.engines.lease import read_leases
 from runner.errors import ClusterLost, Infeasible, Interrupted, ServerFailed
 from runner.launch import plan_launch
-from runner.measure.power import energy_over
+from runner.measure.energy import energy_over
 from runner.plans import rung_plans, warmup_plan
 from runner.trial import LaunchSpec, Params, RequestStatus
 from tests.studies import CPU, study
@@ -32,8 +32,19 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("executor")
 
 
+@pytest.fixture(scope="module")
+def no_real_gpus() -> Iterator[None]:
+    """Emulated GPUs have nothing to do with what the environment says of real ones."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CUDA_VISIBLE_DEVICES", "")
+        yield
+
+
 @pytest.fixture(scope="module", params=["inline", pytest.param("ray", marks=pytest.mark.ray)])
-def executor(request: pytest.FixtureRequest, folder: Path) -> Iterator[Executor]:
+def executor(
+    request: pytest.FixtureRequest, folder: Path, no_real_gpus: None
+) -> Iterator[Executor]:
+    assert no_real_gpus is None
     home = folder / request.param
     made: Executor
     if request.param == "inline":

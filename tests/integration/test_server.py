@@ -15,6 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
+import psutil
 import pytest
 
 from runner.clock import Clock
@@ -430,3 +431,21 @@ def test_a_lease_that_cannot_be_written_lets_no_server_run(
     with pytest.raises(FileExistsError):
         make_server().start()
     assert log_text(tmp_path) == ""
+
+
+def test_a_server_that_its_wrapper_started_again_is_another_one(make_server: MakeServer) -> None:
+    server = make_server("keeper=1")
+    started = server.start()
+    server.check_alive()
+    (first,) = psutil.Process(started.pid).children()
+    os.kill(first.pid, signal.SIGKILL)
+    with pytest.raises(ServerFailed, match=rf"restarted .*: process {first.pid} .*, now none"):
+        server.check_alive()
+    wait_until(lambda: is_listening(started.port))
+    with pytest.raises(ServerFailed, match=rf"restarted .*: process {first.pid} .*, now \d+"):
+        server.check_alive()
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as connection:
+        return connection.connect_ex(("127.0.0.1", port)) == 0

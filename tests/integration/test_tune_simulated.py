@@ -10,6 +10,10 @@ import optuna
 import pytest
 from mlflow import MlflowClient
 
+from runner.config import parse_study
+from runner.measure.metrics import judge_rung
+from runner.record.codec import encode
+from runner.record.store import StudyStore
 from tests.driving import Home, kill, wait_for
 from tests.studies import DEMO
 
@@ -35,6 +39,27 @@ def test_every_trial_has_its_files(finished: Home) -> None:
         ladder = [32, 8, 1][: len(result["rungs"])]
         rungs = [f"rung-{position}-c{c}.parquet" for position, c in enumerate(ladder)]
         assert names == ["power.parquet", "result.json", *rungs, "spec.json"]
+
+
+def test_every_rung_is_computed_again_from_its_files_byte_for_byte(finished: Home) -> None:
+    store = StudyStore(finished.folder, "small")
+    settings = parse_study(store.read_study()["settings"])
+    for result in finished.results():
+        spec = store.read_spec(result["number"])
+        assert spec is not None
+        for rung, kept in zip(store.measured_rungs(result["number"]), result["rungs"], strict=True):
+            again = judge_rung(rung, settings.slo, spec.trial.rungs[rung.position])
+            assert json.dumps(encode(again)) == json.dumps(kept)
+
+
+def test_a_re_measurement_claims_a_precision_from_restarts(finished: Home) -> None:
+    for result in finished.results():
+        for place, rung in enumerate(result["rungs"]):
+            is_claimed = result["repeat_of"] is not None and place == 0
+            starts = [restart["start"] for restart in rung["restarts"]]
+            assert (rung["output_throughput_halfwidth"] is not None) == is_claimed
+            assert starts[:4] == (["gradual", "together", "gradual", "gradual"] if is_claimed
+                                  else ["gradual"])  # fmt: skip
 
 
 def test_baselines_come_first_and_finalists_are_measured_again(finished: Home) -> None:

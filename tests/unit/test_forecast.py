@@ -91,11 +91,12 @@ def test_the_closed_form_is_near_the_simulation(protocol: LoadProtocol, cap: int
     settings = with_workload(STUDY, protocol=protocol, output_tokens=lengths)
     params = {**PP8, CAP: cap}
     found = [answer.rungs for answer in (predict(settings, params, 1), estimate(settings, params))]
+    near = 0.15 if is_burst else 0.2
     for simulated, closed in zip(*found, strict=True):
         assert simulated.basis is Basis.SIMULATION
         assert closed.basis is Basis.CLOSED_FORM
-        assert closed.output_throughput == pytest.approx(simulated.output_throughput, rel=0.15)
-        assert closed.tpot_s == pytest.approx(simulated.tpot_s, rel=0.15)
+        assert closed.output_throughput == pytest.approx(simulated.output_throughput, rel=near)
+        assert closed.tpot_s == pytest.approx(simulated.tpot_s, rel=near)
         assert closed.power_w == pytest.approx(simulated.power_w, rel=0.3)
 
 

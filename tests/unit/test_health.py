@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.clock import Clock
-from runner.load.health import HealthMonitor, lasting_lag_s
+from runner.load.health import HealthMonitor, clock_jump_s, lasting_lag_s
 
 
 def test_a_single_stall_is_not_the_clients_limit() -> None:
@@ -64,3 +64,42 @@ def test_an_idle_loop_uses_little_of_its_core() -> None:
 
     health = asyncio.run(idle()).health(0.0, float("inf"))
     assert health.cpu_share < 0.5
+
+
+def test_clocks_that_go_together_have_not_jumped() -> None:
+    assert clock_jump_s([]) == 0.0
+    assert clock_jump_s([(t / 100, 1.7e9 + t / 100) for t in range(50)]) == pytest.approx(
+        0.0, abs=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("step", "jump_s"),
+    [
+        ((0.01, 3600.01), 3600.0),  # suspended, or set forward
+        ((0.01, -59.99), 60.0),  # set back
+        ((5.0, 5.0), 5.0),  # a stopped machine whose clocks both went on
+        ((0.8, 0.8), 0.0),  # a stall
+    ],
+)
+def test_a_jump_between_two_ticks(step: tuple[float, float], jump_s: float) -> None:
+    readings = [(1.0, 101.0), (1.01, 101.01)]
+    readings.append((1.01 + step[0], 101.01 + step[1]))
+    readings.append((readings[-1][0] + 0.01, readings[-1][1] + 0.01))
+    assert clock_jump_s(readings) == pytest.approx(jump_s)
+
+
+def test_a_monitor_sees_a_calendar_that_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    real, offset_s = time.time, [0.0]
+    monkeypatch.setattr(time, "time", lambda: real() + offset_s[0])
+
+    async def watch() -> float:
+        monitor = HealthMonitor(Clock())
+        monitor.start()
+        await asyncio.sleep(0.05)
+        offset_s[0] = 100.0
+        await asyncio.sleep(0.05)
+        monitor.stop()
+        return monitor.health(0.0, time.monotonic()).clock_jump_s
+
+    assert asyncio.run(watch()) == pytest.approx(100.0, abs=1.0)

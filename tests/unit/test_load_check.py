@@ -11,6 +11,7 @@ from runner.errors import LoadFailed
 from runner.insight.live import Event, Note
 from runner.load.self_check import LoadCheck
 from runner.load_check import BOOT_ID, FILE, check_load
+from runner.measure.idle import IdleGpu
 from runner.record.files import read_json, write_json
 from runner.record.store import StudyStore
 from runner.trial import LaunchSpec
@@ -44,6 +45,9 @@ class Machine:
     def launch(
         self, spec: LaunchSpec, folder: Path, on_sight: OnSight
     ) -> AbstractContextManager[RunningLaunch]:
+        raise NotImplementedError
+
+    def idle_gpus(self) -> tuple[IdleGpu, ...]:
         raise NotImplementedError
 
     def interrupt(self) -> None:

@@ -278,3 +278,11 @@ def test_metrics_by_name() -> None:
 def test_unknown_metrics_are_refused_with_the_known_ones(name: str) -> None:
     with pytest.raises(ConfigError, match=r"is no metric; choose one of output_throughput, .*p99"):
         metric_value(judge_rung(rung(*ALL), ()), name)
+
+
+def test_one_blind_gpu_of_eight_leaves_the_sum_unknown() -> None:
+    seven = [each for n in range(7) for each in watts(300.0, f"GPU-{n}")]
+    result = judge_rung(rung(*ALL, power=(*seven, *watts(None, "GPU-7"))), ())
+    assert [gpu.power_w for gpu in result.gpus] == [pytest.approx(300.0)] * 7 + [None]
+    for metric in ("power_w", "energy_j", "tokens_per_joule", "joules_per_request"):
+        assert metric_value(result, metric) is None

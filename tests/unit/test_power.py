@@ -1,143 +1,32 @@
-# ruff: noqa: N802, N815 - the fake has the names of NVIDIA's library
+"""The meter, and NVIDIA's sensor behind a library that tests can break."""
+
 from __future__ import annotations
 
+import os
 import sys
 import time
-from dataclasses import dataclass, field, replace
-from types import ModuleType, SimpleNamespace
+from dataclasses import replace
+from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from runner.clock import Clock
 from runner.errors import ClusterLost, StudyError
+from runner.measure.energy import energy_over, longest_gap_s
 from runner.measure.power import (
     GpuIdentity,
+    GpuKind,
     GpuProcess,
     NvmlSensor,
     PowerMeter,
-    energy_over,
-    longest_gap_s,
+    foreign_pid,
 )
-from runner.trial import GpuEnergy, PowerSample
+from runner.trial import PowerSample
+from tests.fake_nvml import FakeGpu, FakeNvml
+from tests.power_samples import sample
 
-
-def sample(time_s: float, power_w: float | None = 100.0, energy_j: float | None = None,
-           uuid: str = "GPU-a") -> PowerSample:  # fmt: skip
-    return PowerSample(time_s, uuid, power_w, energy_j, 0.5, 1000, 1500.0, throttled=False)
-
-
-def counted(time_s: float, energy_j: float) -> PowerSample:
-    return sample(time_s, 100.0, energy_j)
-
-
-def energy_of(samples: list[PowerSample], start_s: float, end_s: float) -> GpuEnergy:
-    (gpu,) = energy_over(samples, start_s, end_s)
-    return gpu
-
-
-def test_counter_is_interpolated_at_both_borders() -> None:
-    samples = [counted(0.0, 1000.0), counted(1.0, 1200.0), counted(2.0, 1300.0)]
-    gpu = energy_of(samples, 0.5, 1.5)
-    assert gpu.energy_j == pytest.approx(1250.0 - 1100.0)
-    assert gpu.power_w == pytest.approx(150.0)
-
-
-def test_counter_wins_over_sampled_power() -> None:
-    samples = [replace(counted(time_s, 7.0 * time_s), power_w=500.0) for time_s in (0.0, 1.0, 2.0)]
-    assert energy_of(samples, 0.0, 2.0).energy_j == pytest.approx(14.0)
-
-
-def test_power_is_integrated_where_there_is_no_counter() -> None:
-    samples = [sample(0.0, 0.0), sample(1.0, 100.0), sample(2.0, 100.0)]
-    # 50..100 W over the first half second, then 100 W.
-    assert energy_of(samples, 0.5, 2.0).energy_j == pytest.approx(37.5 + 100.0)
-
-
-def test_a_reset_counter_is_not_used() -> None:
-    samples = [counted(0.0, 1000.0), counted(1.0, 5.0), counted(2.0, 105.0)]
-    assert energy_of(samples, 0.0, 2.0).energy_j == pytest.approx(200.0)
-
-
-@pytest.mark.parametrize(
-    "samples",
-    [
-        [sample(0.0, None), sample(1.0, None), sample(2.0, None)],
-        [sample(0.6), sample(1.0), sample(2.0)],
-        [sample(0.0), sample(1.0), sample(1.4)],
-        [sample(0.0)],
-    ],
-    ids=["no sensor", "starts late", "ends early", "one sample"],
-)
-def test_energy_that_is_not_known_is_none(samples: list[PowerSample]) -> None:
-    gpu = energy_of(samples, 0.5, 1.5)
-    assert gpu.energy_j is None
-    assert gpu.power_w is None
-
-
-def test_no_samples_no_gpus() -> None:
-    assert energy_over([], 0.0, 1.0) == ()
-
-
-def test_sampled_power_with_a_hole_has_no_integral() -> None:
-    times_s = [0.0, 0.1, 0.2, 0.3, 2.5, 2.6, 2.7]
-    assert energy_of([sample(t) for t in times_s], 0.0, 2.7).energy_j is None
-    # A counter counts on through the hole, as long as no border lies in it.
-    assert energy_of([counted(t, 10 * t) for t in times_s], 0.0, 2.7).energy_j == 27.0
-    assert energy_of([counted(t, 10 * t) for t in times_s], 0.0, 2.0).energy_j is None
-
-
-def test_wide_spacing_is_no_hole_where_it_is_usual() -> None:
-    # Emulated servers at 100 times speed: 20 ms of the wall are 2 s, and one sample came late.
-    samples = [sample(2.1 * place) for place in range(10) if place != 4]
-    assert energy_of(samples, 0.0, 18.9).energy_j == pytest.approx(1890.0)
-
-
-def test_longest_gap() -> None:
-    samples = [sample(t) for t in (0.0, 0.25, 0.5, 0.75, 1.0, 4.0, 4.25, 4.5, 4.75, 5.0)]
-    assert longest_gap_s(samples, 0.0, 5.0) == 3.0
-    assert longest_gap_s(samples, 2.0, 5.0) == 2.0
-    assert longest_gap_s(samples, 4.0, 5.0) == 0.0
-    assert longest_gap_s(samples, 4.0, 6.0) == 1.0
-    assert longest_gap_s([], 4.0, 6.0) == 2.0
-
-
-def test_each_gpu_has_its_own_energy_in_order_of_appearance() -> None:
-    samples = [
-        sample(time_s, watts, uuid=uuid)
-        for time_s in (0.0, 1.0)
-        for uuid, watts in (("GPU-b", 50.0), ("GPU-a", 70.0))
-    ]
-    found = energy_over(samples, 0.0, 1.0)
-    assert [(gpu.gpu_uuid, gpu.energy_j) for gpu in found] == [("GPU-b", 50.0), ("GPU-a", 70.0)]
-
-
-def test_what_else_a_gpu_did() -> None:
-    busy = [
-        replace(sample(0.0), utilization=0.2, memory_used_bytes=5),
-        replace(sample(1.0), utilization=0.4, memory_used_bytes=9, throttled=True),
-        replace(sample(2.0), utilization=None, memory_used_bytes=7, throttled=None),
-        replace(sample(3.0), utilization=1.0, memory_used_bytes=99),
-    ]
-    gpu = energy_of(busy, 0.0, 2.0)
-    assert gpu.utilization == pytest.approx(0.3)
-    assert gpu.memory_used_bytes == 9
-    assert gpu.throttled is True
-
-
-@given(st.floats(1, 1000), st.lists(st.floats(0.01, 0.19), min_size=5, max_size=50), st.booleans())
-def test_constant_power_times_time_is_the_energy(
-    power_w: float, gaps_s: list[float], has_counter: bool
-) -> None:
-    times_s = [100.0 + sum(gaps_s[:count]) for count in range(len(gaps_s) + 1)]
-    samples = [
-        sample(time_s, power_w, power_w * time_s if has_counter else None) for time_s in times_s
-    ]
-    start_s = 100.0 + (times_s[-1] - 100.0) * 0.3
-    end_s = 100.0 + (times_s[-1] - 100.0) * 0.8
-    gpu = energy_of(samples, start_s, end_s)
-    assert gpu.energy_j == pytest.approx(power_w * (end_s - start_s), rel=1e-6)
+OWN = os.getpid()
 
 
 class CountingSensor:
@@ -147,6 +36,7 @@ class CountingSensor:
         self.clock = clock
         self.reads = 0
         self.fails = False
+        self.pids: tuple[int, ...] = ()
 
     def gpus(self) -> tuple[GpuIdentity, ...]:
         return ()
@@ -158,7 +48,7 @@ class CountingSensor:
         return sample(self.clock.now_s(), energy_j=float(self.reads), uuid=gpu_uuid)
 
     def processes(self, gpu_uuid: str) -> tuple[GpuProcess, ...]:
-        return (GpuProcess(1, len(gpu_uuid)),)
+        return tuple(GpuProcess(pid, len(gpu_uuid)) for pid in self.pids)
 
     def close(self) -> None:
         self.fails = True
@@ -207,6 +97,89 @@ def test_meter_never_samples_faster_than_the_wall_allows() -> None:
     assert sensor.reads <= 2 + (time.monotonic() - start_s) / 0.02
 
 
+class SlowSensor(CountingSensor):
+    """A sensor whose values change every `update_s`."""
+
+    update_s = 0.1
+
+    def read(self, gpu_uuid: str) -> PowerSample:
+        now_s = self.clock.now_s()
+        return replace(super().read(gpu_uuid), time_s=now_s, energy_j=now_s // self.update_s)
+
+
+def test_meter_keeps_of_equal_readings_the_first_and_the_last() -> None:
+    clock = Clock()
+    sensor = SlowSensor(clock)
+    meter = PowerMeter(sensor, ["GPU-a"], clock, period_s=0.02)
+    meter.start()
+    clock.sleep(0.5)
+    meter.stop()
+    kept = meter.samples(0.0, clock.now_s())
+    assert len(kept) < sensor.reads
+    counts = [each.energy_j for each in kept]
+    assert max(map(counts.count, counts)) <= 2
+    spacings_s = [b.time_s - a.time_s for a, b in pairwise(kept) if a.energy_j != b.energy_j]
+    # The first of a new value follows the last of the old one: the change is not blurred.
+    assert min(spacings_s) < sensor.update_s
+
+
+def test_meter_says_now_and_then_that_a_dead_sensor_was_read() -> None:
+    clock = Clock()
+    sensor = SlowSensor(clock)
+    sensor.update_s = 1e9
+    meter = PowerMeter(sensor, ["GPU-a"], clock, period_s=0.02)
+    meter.start()
+    start_s = clock.now_s()
+    clock.sleep(1.3)
+    end_s = clock.now_s()
+    meter.stop()
+    assert longest_gap_s(meter.samples(start_s, end_s), start_s, end_s) == 0.0
+    assert 3 <= len(meter.samples(start_s, end_s)) < sensor.reads
+
+
+@pytest.mark.parametrize("scale", [1.0, 50.0])
+def test_meter_stamps_readings_with_the_studys_clock(scale: float) -> None:
+    clock = Clock(scale)
+    meter = PowerMeter(CountingSensor(clock), ["GPU-a"], clock)
+    before_s = time.monotonic() * scale
+    meter.start()
+    time.sleep(0.1)
+    meter.stop()
+    times_s = [each.time_s for each in meter.samples(0.0, clock.now_s())]
+    assert before_s <= times_s[0]
+    assert times_s == sorted(times_s)
+    assert times_s[-1] <= time.monotonic() * scale
+    assert times_s[-1] - times_s[0] >= 0.1 * scale
+
+
+def test_meter_notes_who_else_uses_a_gpu() -> None:
+    clock = Clock()
+    sensor = CountingSensor(clock)
+    meter = PowerMeter(sensor, ["GPU-a"], clock, period_s=1000.0)
+    sensor.pids = (os.getpid(), 1)
+    meter.start()
+    meter.expect([os.getpgrp()])
+    meter.stop()
+    assert [each.foreign_pid for each in meter.samples(0.0, clock.now_s())] == [None, 1]
+
+
+@pytest.mark.parametrize(
+    ("pids", "found"),
+    [
+        ((), None),
+        ((OWN,), None),
+        ((OWN, 1), 1),
+        ((1,), None),  # perhaps numbers of another namespace: our own process is not seen
+        ((OWN, 2**22 + 1), None),  # gone by now
+    ],
+)
+def test_a_stranger_is_believed_where_our_own_process_is_seen(
+    pids: tuple[int, ...], found: int | None
+) -> None:
+    processes = [GpuProcess(pid, None) for pid in pids]
+    assert foreign_pid(processes, frozenset({os.getpgrp()})) == found
+
+
 def test_meter_tells_of_a_gpu_that_is_gone() -> None:
     clock = Clock()
     sensor = CountingSensor(clock)
@@ -218,117 +191,13 @@ def test_meter_tells_of_a_gpu_that_is_gone() -> None:
         meter.samples(0.0, clock.now_s())
 
 
-class FakeError(Exception):
-    pass
-
-
-class NotSupportedError(FakeError):
-    pass
-
-
-class FunctionNotFoundError(FakeError):
-    pass
-
-
-class NoPermissionError(FakeError):
-    pass
-
-
-@dataclass
-class FakeGpu:
-    """One GPU behind the fake library; `lacks` are the calls it does not offer."""
-
-    uuid: str
-    power_mw: int = 300_000
-    energy_mj: int = 5_000_000
-    reasons: int = 0
-    lacks: frozenset[str] = frozenset()
-    processes: list[SimpleNamespace] = field(default_factory=list)
-
-
-class FakeNvml(ModuleType):
-    """The library pynvml as NvmlSensor sees it. Values as the driver gives them."""
-
-    NVMLError = FakeError
-    NVMLError_NotSupported = NotSupportedError
-    NVMLError_FunctionNotFound = FunctionNotFoundError
-    NVMLError_NoPermission = NoPermissionError
-    NVML_CLOCK_SM = 1
-    nvmlClocksThrottleReasonSwPowerCap = 4
-    nvmlClocksThrottleReasonHwSlowdown = 8
-    nvmlClocksThrottleReasonSwThermalSlowdown = 32
-    nvmlClocksThrottleReasonHwThermalSlowdown = 64
-    nvmlClocksThrottleReasonHwPowerBrakeSlowdown = 128
-
-    def __init__(self, gpus: list[FakeGpu]) -> None:
-        super().__init__("pynvml")
-        self.fakes = gpus
-        self.is_driver_there = True
-        self.is_open = False
-        offered = {
-            "nvmlDeviceGetTotalEnergyConsumption": lambda gpu: gpu.energy_mj,
-            "nvmlDeviceGetPowerUsage": lambda gpu: gpu.power_mw,
-            "nvmlDeviceGetPowerManagementLimit": lambda _: 600_000,
-            "nvmlDeviceGetUtilizationRates": lambda _: SimpleNamespace(gpu=87, memory=12),
-            "nvmlDeviceGetMemoryInfo": lambda _: SimpleNamespace(used=7 << 30, total=96 << 30),
-            "nvmlDeviceGetClockInfo": lambda _gpu, _kind: 2430,
-            "nvmlDeviceGetCurrentClocksThrottleReasons": lambda gpu: gpu.reasons,
-            "nvmlDeviceGetComputeRunningProcesses": lambda gpu: gpu.processes,
-            "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
-            "nvmlDeviceGetName": lambda _: "NVIDIA Test GPU",
-        }
-        for name, answer in offered.items():
-            setattr(self, name, self._guard(name, answer))
-
-    def _guard(self, name: str, answer: object) -> object:
-        def call(gpu: FakeGpu, *args: object) -> object:
-            if name in gpu.lacks:
-                raise NotSupportedError(name)
-            assert callable(answer)
-            return answer(gpu, *args)
-
-        return call
-
-    def nvmlInit(self) -> None:
-        if not self.is_driver_there:
-            raise FakeError("Driver Not Loaded")
-        self.is_open = True
-
-    def nvmlShutdown(self) -> None:
-        self.is_open = False
-
-    def nvmlDeviceGetCount(self) -> int:
-        return len(self.fakes)
-
-    def nvmlDeviceGetHandleByIndex(self, index: int) -> FakeGpu:
-        return self.fakes[index]
-
-    def nvmlDeviceGetHandleByUUID(self, uuid: str) -> FakeGpu:
-        for gpu in self.fakes:
-            if gpu.uuid == uuid:
-                return gpu
-        raise FakeError("Not Found")
-
-
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> FakeNvml:
     fake = FakeNvml(
         [
             FakeGpu("GPU-0000", power_mw=71_500),
             FakeGpu("GPU-1111", power_mw=402_250, energy_mj=9_000_250, reasons=4),
-            FakeGpu(
-                "MIG-2222",
-                lacks=frozenset(
-                    {
-                        "nvmlDeviceGetTotalEnergyConsumption",
-                        "nvmlDeviceGetPowerUsage",
-                        "nvmlDeviceGetPowerManagementLimit",
-                        "nvmlDeviceGetUtilizationRates",
-                        "nvmlDeviceGetCurrentClocksThrottleReasons",
-                        "nvmlDeviceGetComputeRunningProcesses",
-                    }
-                ),
-            ),
+            FakeGpu("GPU-2222", bus_id="00000000:C1:00.0", slices=[FakeGpu("MIG-3333")]),
         ]
     )
     monkeypatch.setitem(sys.modules, "pynvml", fake)
@@ -353,22 +222,102 @@ def test_nvml_values_become_si() -> None:
 def test_nvml_gpu_is_found_by_uuid_whatever_its_index(nvml: FakeNvml) -> None:
     sensor = NvmlSensor(Clock())
     nvml.fakes.reverse()
-    assert [gpu.uuid for gpu in sensor.gpus()] == ["MIG-2222", "GPU-1111", "GPU-0000"]
+    uuids = [gpu.uuid for gpu in sensor.gpus()]
+    assert uuids == ["GPU-2222", "MIG-3333", "GPU-1111", "GPU-0000"]
     assert sensor.read("GPU-0000").power_w == 71.5
     assert sensor.read("GPU-1111").power_w == 402.25
 
 
 @pytest.mark.usefixtures("nvml")
-def test_nvml_what_a_gpu_does_not_offer_is_none() -> None:
+def test_nvml_a_slice_has_no_power_of_its_own() -> None:
     sensor = NvmlSensor(Clock())
-    taken = sensor.read("MIG-2222")
-    assert (taken.power_w, taken.energy_j, taken.utilization, taken.throttled) == (None,) * 4
+    taken = sensor.read("MIG-3333")  # the driver would answer with the watts of the whole GPU
+    assert (taken.power_w, taken.energy_j) == (None, None)
     assert taken.memory_used_bytes == 7 << 30
-    assert sensor.gpus()[2] == GpuIdentity(2, "MIG-2222", "NVIDIA Test GPU", 96 << 30, None)
-    assert sensor.gpus()[0].power_limit_w == 600.0
-    assert sensor.processes("MIG-2222") == ()
+    whole, piece = sensor.gpus()[2:]
+    assert whole.kind is GpuKind.PARTITIONED
+    assert piece == GpuIdentity(
+        2, "MIG-3333", "NVIDIA Test GPU", 96 << 30, None, "00000000:C1:00.0", GpuKind.SLICE
+    )
     later = replace(taken, time_s=taken.time_s + 1)
-    assert energy_of([taken, later], taken.time_s, later.time_s).energy_j is None
+    (gpu,) = energy_over([taken, later], taken.time_s, later.time_s)
+    assert (gpu.energy_j, gpu.power_w) == (None, None)
+
+
+@pytest.mark.usefixtures("nvml")
+def test_nvml_knows_the_bus_and_the_limit_of_a_gpu() -> None:
+    first = NvmlSensor(Clock()).gpus()[0]
+    assert first.power_limit_w == 600.0
+    assert first.pci_bus_id == "00000000:01:00.0"
+    assert first.kind is GpuKind.WHOLE
+
+
+@pytest.mark.parametrize(
+    ("call", "value"),
+    [
+        ("nvmlDeviceGetTotalEnergyConsumption", "energy_j"),
+        ("nvmlDeviceGetPowerUsage", "power_w"),
+        ("nvmlDeviceGetUtilizationRates", "utilization"),
+        ("nvmlDeviceGetMemoryInfo", "memory_used_bytes"),
+        ("nvmlDeviceGetClockInfo", "sm_clock_mhz"),
+        ("nvmlDeviceGetCurrentClocksThrottleReasons", "throttled"),
+    ],
+)
+def test_nvml_what_a_gpu_does_not_offer_is_none_and_the_rest_is_there(
+    nvml: FakeNvml, call: str, value: str
+) -> None:
+    nvml.fakes[0].lacks = frozenset({call})
+    values = {
+        name: getattr(NvmlSensor(Clock()).read("GPU-0000"), name)
+        for name in (
+            *("energy_j", "power_w", "utilization", "memory_used_bytes"),
+            *("sm_clock_mhz", "throttled"),
+        )
+    }
+    assert [name for name, each in values.items() if each is None] == [value]
+
+
+@pytest.mark.parametrize(
+    ("call", "value"),
+    [
+        ("nvmlDeviceGetPowerManagementLimit", "power_limit_w"),
+        ("nvmlDeviceGetPciInfo", "pci_bus_id"),
+        ("nvmlDeviceGetMigMode", ""),
+    ],
+)
+def test_nvml_an_identity_lacks_what_the_driver_does_not_offer(
+    nvml: FakeNvml, call: str, value: str
+) -> None:
+    nvml.fakes[0].lacks = frozenset({call})
+    gpu = NvmlSensor(Clock()).gpus()[0]
+    assert (gpu.uuid, gpu.kind) == ("GPU-0000", GpuKind.WHOLE)
+    lacking = [name for name in ("power_limit_w", "pci_bus_id") if getattr(gpu, name) is None]
+    assert lacking == [value] * bool(value)
+
+
+def test_nvml_processes_that_are_not_told_are_none(nvml: FakeNvml) -> None:
+    nvml.fakes[0].lacks = frozenset({"nvmlDeviceGetComputeRunningProcesses"})
+    assert NvmlSensor(Clock()).processes("GPU-0000") == ()
+
+
+def test_nvml_without_a_counter_power_is_integrated(nvml: FakeNvml) -> None:
+    nvml.fakes[0].lacks = frozenset({"nvmlDeviceGetTotalEnergyConsumption"})
+    taken = NvmlSensor(Clock()).read("GPU-0000")
+    later = replace(taken, time_s=taken.time_s + 2)
+    (gpu,) = energy_over([taken, later], taken.time_s, later.time_s)
+    assert gpu.energy_j == pytest.approx(143.0)
+
+
+def test_nvml_a_gpu_that_falls_off_the_bus_in_mid_window_is_a_loss(nvml: FakeNvml) -> None:
+    clock = Clock()
+    meter = PowerMeter(NvmlSensor(clock), ["GPU-0000", "GPU-1111"], clock, period_s=0.02)
+    meter.start()
+    start_s = clock.now_s()
+    nvml.fakes[1].is_lost = True
+    clock.sleep(0.1)
+    meter.stop()
+    with pytest.raises(ClusterLost, match="GPU-1111 cannot be read: GPU is lost"):
+        meter.samples(start_s, clock.now_s())
 
 
 @pytest.mark.parametrize(

@@ -44,9 +44,9 @@ def lines_of(text: str, start: str) -> list[str]:
     return [line for line in text.splitlines() if line.strip().startswith(start)]
 
 
-def test_document_has_the_four_keys_of_the_contract() -> None:
+def test_document_has_the_keys_of_the_contract() -> None:
     document = json.loads(json.dumps(report_document(some_results(), STUDY)))
-    assert list(document) == ["best", "contenders", "baselines", "trials"]
+    assert list(document) == ["best", "contenders", "baselines", "trials", "power"]
     assert document["best"]["number"] == 1
     assert document["contenders"] == [1, 4]
     assert [result["number"] for result in document["baselines"]] == [0]
@@ -55,7 +55,9 @@ def test_document_has_the_four_keys_of_the_contract() -> None:
 
 def test_document_of_an_empty_study() -> None:
     empty: dict[str, object] = {"best": None, "contenders": [], "baselines": [], "trials": []}
-    assert report_document([], STUDY) == empty
+    document = report_document([], STUDY)
+    assert document.pop("power") is not None
+    assert document == empty
 
 
 def test_document_shows_a_baseline_that_failed_and_its_retry_when_that_worked() -> None:

@@ -9,7 +9,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.measure.restarts import FEWEST, MOST, claim, claim_of, next_restart, output_rate
+from runner.measure.restarts import (
+    FEWEST,
+    MOST,
+    claim,
+    claim_of,
+    next_restart,
+    output_rate,
+    second_half,
+)
 from runner.trial import (
     ClientHealth,
     Lengths,
@@ -89,23 +97,30 @@ def test_more_restarts_follow_while_they_can_reach_the_precision() -> None:
 
 
 def test_the_halfwidth_is_students_over_restarts() -> None:
-    found = claim_of([1.0, 2.0, 3.0], [], probe=None)
+    found = claim_of([1.0, 2.0, 3.0])
     # Mean 2, standard deviation 1, t(2) = 4.303.
     assert found.mean == 2.0
     assert found.halfwidth == pytest.approx(4.303 / math.sqrt(3))
-    assert claim_of([2.0], [0.1], probe=None).halfwidth is None
+    assert claim_of([2.0], errors=[0.1]).halfwidth is None
 
 
 def test_rates_that_agree_by_luck_claim_no_more_than_their_windows() -> None:
-    found = claim_of([2.0, 2.0, 2.0], [0.3, 0.3, 0.3], probe=None)
+    found = claim_of([2.0, 2.0, 2.0], errors=[0.3, 0.3, 0.3])
     assert found.halfwidth == pytest.approx(4.303 * 0.3 / math.sqrt(3))
     assert not found.is_metastable
 
 
+def test_what_creeps_within_the_windows_widens_the_interval() -> None:
+    rates = [100.0, 101.0, 99.0]
+    still, creeping = claim_of(rates, later=rates), claim_of(rates, later=[103.0, 104.0, 102.0])
+    assert still.halfwidth is not None
+    assert creeping.halfwidth == pytest.approx(still.halfwidth + 3.0)
+
+
 def test_a_probe_apart_is_metastable_and_widens_the_interval() -> None:
     rates = [100.0, 101.0, 99.0]
-    beside = claim_of(rates, [1.0] * 3, probe=102.0)
-    apart = claim_of(rates, [1.0] * 3, probe=80.0)
+    beside = claim_of(rates, errors=[1.0] * 3, probe=102.0)
+    apart = claim_of(rates, errors=[1.0] * 3, probe=80.0)
     assert not beside.is_metastable
     assert apart.is_metastable
     assert beside.halfwidth is not None
@@ -114,8 +129,8 @@ def test_a_probe_apart_is_metastable_and_widens_the_interval() -> None:
 
 
 def test_restarts_that_differ_more_than_their_windows_are_metastable() -> None:
-    assert claim_of([100.0, 120.0, 80.0], [1.0] * 3, probe=None).is_metastable
-    assert not claim_of([100.0, 102.0, 98.0], [1.0] * 3, probe=None).is_metastable
+    assert claim_of([100.0, 120.0, 80.0], errors=[1.0] * 3).is_metastable
+    assert not claim_of([100.0, 102.0, 98.0], errors=[1.0] * 3).is_metastable
 
 
 def test_a_claim_is_made_of_the_loads_of_a_rung() -> None:
@@ -128,13 +143,19 @@ def test_a_claim_is_made_of_the_loads_of_a_rung() -> None:
     assert uneven.halfwidth > 5.0
 
 
+def test_a_window_is_halved_in_time() -> None:
+    whole = load(80.0)
+    assert second_half(whole).window == (30.0, 60.0)
+    assert output_rate(second_half(whole)) == pytest.approx(output_rate(whole), rel=0.02)
+
+
 @given(st.integers(3, 6), st.floats(1.0, 50.0))
 def test_intervals_of_normal_rates_hold_the_mean(count: int, deviation: float) -> None:
     drawn = random.Random(7)
     hits = 0
     for _ in range(200):
         rates = [drawn.gauss(1000.0, deviation) for _ in range(count)]
-        found = claim_of(rates, [], probe=None)
+        found = claim_of(rates)
         assert found.halfwidth is not None
         hits += abs(found.mean - 1000.0) <= found.halfwidth
     assert 0.90 <= hits / 200 <= 0.99

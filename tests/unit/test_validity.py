@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
@@ -157,3 +158,63 @@ def test_a_gpu_without_any_power_sensor_is_no_reason() -> None:
     blind = tuple(replace(each, power_w=None) for each in POWER)
     assert reasons(replace(RUNG, power=blind)) == ()
     assert reasons(replace(RUNG, power=())) == ()
+
+
+def of_power(change: Callable[[PowerSample], PowerSample]) -> RungRecord:
+    return replace(RUNG, power=tuple(change(each) for each in POWER))
+
+
+def test_throttling_says_for_how_long_and_how_slow() -> None:
+    def slow(each: PowerSample) -> PowerSample:
+        is_slow = 10.0 <= each.time_s < 12.0
+        return replace(each, throttled=is_slow, sm_clock_mhz=1200.0 if is_slow else 2000.0)
+
+    (reason,) = reasons(of_power(slow))
+    assert reason.endswith("by its power supply for 10% of the window, down to 1200 MHz")
+    outside = of_power(lambda each: replace(each, throttled=each.time_s > 26.0))
+    assert reasons(outside) == ()
+
+
+@pytest.mark.parametrize(("from_s", "until_s"), [(15.0, 99.0), (0.0, 10.0), (20.0, 25.0)])
+def test_a_clock_that_was_changed_in_mid_window_is_named(from_s: float, until_s: float) -> None:
+    def change(each: PowerSample) -> PowerSample:
+        return replace(each, sm_clock_mhz=1400.0 if from_s <= each.time_s < until_s else 2000.0)
+
+    (reason,) = reasons(of_power(change))
+    assert reason.startswith("the clock of GPU GPU-a changed: it ran at ")
+    assert reason.endswith("(at most 15% apart)")
+    assert reasons(of_power(change), replace(PLAN, protocol=LoadProtocol.BURST)) == ()
+
+
+def test_a_clock_that_moves_with_every_batch_is_fair() -> None:
+    def bursts(each: PowerSample) -> PowerSample:
+        return replace(each, sm_clock_mhz=1500.0 if each.time_s % 2.0 < 0.5 else 1980.0)
+
+    assert reasons(of_power(bursts)) == ()
+    assert reasons(of_power(lambda each: replace(each, sm_clock_mhz=None))) == ()
+
+
+def test_the_clock_of_a_gpu_that_idles_does_not_count() -> None:
+    def rest(each: PowerSample) -> PowerSample:
+        is_idle = 10.0 < each.time_s < 12.0
+        clock_mhz = 345.0 if is_idle else 2000.0
+        return replace(each, utilization=0.0 if is_idle else 0.9, sm_clock_mhz=clock_mhz)
+
+    assert reasons(of_power(rest)) == ()
+
+
+def test_a_foreign_process_is_named_with_its_pid() -> None:
+    def used(each: PowerSample) -> PowerSample:
+        return replace(each, foreign_pid=4321 if 10.0 <= each.time_s < 11.0 else None)
+
+    said = "process 4321, none of ours, used GPU GPU-a during the measurement"
+    assert reasons(of_power(used)) == (said,)
+    before = of_power(lambda each: replace(each, foreign_pid=4321 if each.time_s < 4.0 else None))
+    assert reasons(before) == ()
+
+
+def test_a_machine_that_slept_is_named() -> None:
+    jumped = with_load(client=ClientHealth(0.1, 0.0, clock_jump_s=3.2))
+    (reason,) = reasons(jumped)
+    assert reason.startswith("the machine's time jumped by 3.2 s (at most 0.5 s): it was suspended")
+    assert reasons(with_load(client=ClientHealth(0.1, 0.0, clock_jump_s=0.1))) == ()

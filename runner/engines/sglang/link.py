@@ -77,6 +77,11 @@ class Link:
         last = last_line_of(self._log.read_tail()) or "(none)"
         return ServerFailed(f"{message}; last log line: {last}", str(self._log.path))
 
+    def dead_or(self, message: str) -> ServerFailed:
+        """The error for a server that answers no more as it did: its death, if it is dying."""
+        exit_code = self._process.wait_exit(EXIT_WALL_S)
+        return self.failed(message) if exit_code is None else self._died(self._explain(exit_code))
+
     def close(self) -> None:
         """Take no more calls; one that hangs ends with the server."""
         self._thread.shutdown(wait=False)

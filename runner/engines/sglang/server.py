@@ -17,7 +17,7 @@ from pathlib import Path
 from runner.clock import Clock
 from runner.engines.lease import Driver, Lease, boot_id, remove_lease, write_lease
 from runner.engines.ports import HeldPorts, hold_ports
-from runner.engines.processes import START_VARIABLE, ProcessGroup
+from runner.engines.processes import START_VARIABLE, ProcessGroup, ProcessId
 from runner.engines.sglang.control import Control
 from runner.engines.sglang.flags import environment, internal_states, render, resolved_params
 from runner.engines.sglang.link import Link, PortTakenError
@@ -89,11 +89,29 @@ class ServerStarted:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A server that is ready, and what it resolved to at its start."""
+    """A server that is ready, what it resolved to at its start, and who listened on its port."""
 
     link: Link
     control: Control
     at_start: Params
+    group: ProcessGroup
+    port: int
+    listeners: frozenset[ProcessId]
+
+    def check_same(self) -> None:
+        """Raise ServerFailed when another process has taken the place of the one that started.
+
+        The program that we start may be a wrapper, which lives on and starts the server again.
+        """
+        now = self.group.listeners(self.port)
+        if not self.listeners or self.listeners & now:
+            return
+        before = ", ".join(str(process.pid) for process in self.listeners)
+        by = ", ".join(str(process.pid) for process in now) or "none"
+        raise self.link.dead_or(
+            f"the server was restarted while it was measured: process {before} listened on its "
+            f"port at the start, now {by}"
+        )
 
 
 class Server:
@@ -182,8 +200,10 @@ class Server:
                 link.pause()
 
     def check_alive(self) -> None:
-        """Raise ServerFailed with the reason if the server, or a part of it, is dead."""
-        self._require_running().link.check_alive()
+        """Raise ServerFailed with the reason if the server is dead, in part, or was replaced."""
+        running = self._require_running()
+        running.link.check_alive()
+        running.check_same()
 
     def start_phase(self) -> str:
         """The phase of the start that runs now; from any thread."""
@@ -217,7 +237,9 @@ class Server:
             watch = self._watch = StartWatch(process, log, self._clock, started_s)
             info = self._await_ready(link, control, watch, ports.numbers)
             link.is_ready = True
-            self._running = _Running(link, control, self._resolved(info))
+            port, group = ports.numbers[0], process.group
+            listeners = group.listeners(port)
+            self._running = _Running(link, control, self._resolved(info), group, port, listeners)
             self._undo = undo.pop_all()
         return ServerStarted(
             url=control.url,
@@ -333,6 +355,7 @@ class Server:
             **spec.program.env,
             **environment(spec.server_args),
             "CUDA_VISIBLE_DEVICES": spec.visible_devices,
+            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         }
         words = [f"{name}={shlex.quote(value)}" for name, value in shown.items()]
         return " ".join((*words, shlex.join(command.argv)))
