@@ -31,26 +31,43 @@ def crlf(data: bytes) -> bytes:
 EVENTS = [event(count, TOKENS) for count in range(1, TOKENS + 1)]
 BARE = b"".join(EVENTS) + DONE
 FAILED = b'data: {"error":{"message":"lost a rank"}}\n\n'
-CAPTURED = {
-    "one event a chunk": HEAD + b"".join(map(chunk, EVENTS)) + chunk(DONE) + END,
-    "several events a chunk": HEAD + chunk(b"".join(EVENTS[:4])) + chunk(BARE[-400:]) + END,
-    "events over chunks": HEAD + b"".join(chunk(BARE[at : at + 99]) for at in range(0, 900, 99)),
-    "several tokens an event": HEAD + chunk(EVENTS[0]) + chunk(EVENTS[5]) + chunk(DONE) + END,
-    "an event without tokens": HEAD + b"".join(chunk(EVENTS[n]) for n in (0, 0, 5)) + chunk(DONE),
-    "trailing headers": HEAD + b"".join(map(chunk, EVENTS)) + chunk(DONE) + TRAILERS,
-    "windows line ends": HEAD + b"".join(chunk(crlf(each)) for each in [*EVENTS, DONE]) + END,
-    "an error inside": HEAD + chunk(EVENTS[0]) + chunk(FAILED) + chunk(DONE) + END,
-    "an error in the chunk": HEAD + chunk(EVENTS[0] + FAILED + EVENTS[1]) + chunk(DONE) + END,
-    "capital sizes": HEAD + b"".join(b"%X\r\n%s\r\n" % (len(e), e) for e in EVENTS) + chunk(DONE),
-    "chunk extensions": HEAD + b"".join(b"%x;a=b\r\n%s\r\n" % (len(e), e) for e in EVENTS) + END,
-    "a comment": HEAD + chunk(b": ping\n\n") + b"".join(map(chunk, EVENTS)) + chunk(DONE) + END,
-    "known length": b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n%s" % (len(BARE), BARE),
-    "refused": b'HTTP/1.1 503 Busy\r\ncontent-length: 31\r\n\r\n{"error":{"message":"no room"}}',
-    "completions": b"".join(
-        null_server.writes_of(null_server.openai_events(TOKENS, is_chat=False), 1)
-    ),
-    "chat": b"".join(null_server.writes_of(null_server.openai_events(TOKENS, is_chat=True), 2)),
+CHUNKS = [*map(chunk, EVENTS), chunk(DONE) + END]
+HALVES = [chunk(half) for each in EVENTS for half in (each[:60], each[60:])]
+OUTER = b": a note\n\n" + CHUNKS[1]  # the content of a chunk that looks like one
+# Each as the reads in which a server's writes would come.
+WRITES = {
+    "one event a chunk": [HEAD, *CHUNKS],
+    "several events a chunk": [
+        *(HEAD, CHUNKS[0], chunk(b"".join(EVENTS[1:4])), chunk(EVENTS[4] + EVENTS[5] + DONE), END)
+    ],
+    "events over chunks": [
+        HEAD,
+        *(chunk(BARE[at : at + 99]) for at in range(0, len(BARE), 99)),
+        END,
+    ],
+    "events in two chunks": [HEAD, *HALVES, chunk(DONE) + END],
+    "several tokens an event": [HEAD, CHUNKS[0], CHUNKS[5], CHUNKS[6]],
+    "an event without tokens": [HEAD, CHUNKS[0], CHUNKS[0], CHUNKS[5], CHUNKS[6]],
+    "trailing headers": [HEAD, *CHUNKS[:6], chunk(DONE), TRAILERS],
+    "windows line ends": [HEAD, *(chunk(crlf(each)) for each in [*EVENTS, DONE]), END],
+    "an error inside": [HEAD, CHUNKS[0], chunk(FAILED), CHUNKS[6]],
+    "an error in the chunk": [HEAD, CHUNKS[0], chunk(FAILED + EVENTS[1]), CHUNKS[6]],
+    "capital sizes": [HEAD, *(b"%X\r\n%s\r\n" % (len(e), e) for e in EVENTS), CHUNKS[6]],
+    "chunk extensions": [HEAD, *(b"%x;a=b\r\n%s\r\n" % (len(e), e) for e in EVENTS), CHUNKS[6]],
+    "a comment": [HEAD, chunk(b": ping\n\n"), *CHUNKS],
+    "a chunk in a chunk": [
+        *(HEAD, CHUNKS[0], b"%x\r\n" % len(OUTER) + OUTER[:10], OUTER[10:], b"\r\n"),
+        *CHUNKS[2:],
+    ],
+    "known length": [b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(BARE), BARE],
+    "refused": [
+        b"HTTP/1.1 503 Busy\r\ncontent-length: 31\r\n\r\n",
+        b'{"error":{"message":"no room"}}',
+    ],
+    "completions": null_server.writes_of(null_server.openai_events(TOKENS, is_chat=False), 1),
+    "chat": null_server.writes_of(null_server.openai_events(TOKENS, is_chat=True), 2),
 }
+CAPTURED = {name: b"".join(writes) for name, writes in WRITES.items()}
 
 
 class Wire(asyncio.Transport):
@@ -80,6 +97,7 @@ class Read:
     """What a connection made of a reply; token times are numbers of reads."""
 
     tokens: int
+    answered: int
     error: str | None
     is_done: bool
     usage: tuple[int | None, int]
@@ -91,7 +109,8 @@ def read(pieces: Sequence[bytes], *, is_lost: bool = False) -> tuple[Read, list[
     """Receive the pieces one after the other, the clock counting them from 1."""
 
     async def receive() -> tuple[Read, list[float]]:
-        connection, wire, reply = Connection(Clock()), Wire(), Reply(Totals())
+        connection, wire, totals = Connection(Clock()), Wire(), Totals()
+        reply = Reply(totals)
         connection.connection_made(wire)
         readings = map(float, itertools.count())  # 0 is for the sending
         with patch("runner.load.client.monotonic", readings.__next__):
@@ -103,8 +122,17 @@ def read(pieces: Sequence[bytes], *, is_lost: bool = False) -> tuple[Read, list[
         is_ended = connection._reply is None  # noqa: SLF001 - `end` would wait for ever
         usage = reply.usage()
         is_open = connection.is_open and not wire.is_over
-        tokens = len(reply.token_s)
-        return Read(tokens, reply.error, reply.is_done, usage, is_ended, is_open), reply.token_s
+        assert totals.output_tokens == len(reply.token_s)
+        found = Read(
+            totals.output_tokens,
+            totals.answered,
+            reply.error,
+            reply.is_done,
+            usage,
+            is_ended,
+            is_open,
+        )
+        return found, reply.token_s
 
     return asyncio.run(receive())
 
@@ -128,6 +156,11 @@ def cut_replies(draw: st.DrawFn) -> tuple[bytes, list[bytes]]:
     name = draw(st.sampled_from(sorted(CAPTURED)))
     whole, cuts = CAPTURED[name], sorted(set(draw(PLACES[name])))
     return whole, [whole[a:b] for a, b in zip([0, *cuts], [*cuts, len(whole)], strict=True)]
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_reply_that_comes_as_it_was_written_gives_the_same_record(name: str) -> None:
+    assert read(WRITES[name])[0] == read([CAPTURED[name]])[0]
 
 
 @given(cut_replies())
@@ -171,10 +204,14 @@ def test_a_token_has_the_time_of_the_read_that_ended_its_event(
 
 
 def test_whole_replies_are_read_as_meant() -> None:
-    for name in ("one event a chunk", "several tokens an event", "trailing headers", "known length",
-                 "windows line ends", "a comment", "completions", "chat"):  # fmt: skip
+    for name in set(WRITES) - {"an error inside", "an error in the chunk", "refused"}:
         found, _ = read([CAPTURED[name]])
-        assert (found.tokens, found.error, found.is_ended) == (TOKENS, None, True), name
+        assert (found.tokens, found.answered, found.error, found.is_ended) == (
+            TOKENS,
+            1,
+            None,
+            True,
+        ), name
         assert found.is_open, name
 
 
@@ -207,6 +244,21 @@ def test_what_is_no_chunk_is_not_valid_http() -> None:
     found, _ = read([first, bad])
     assert found.error is not None
     assert "not valid HTTP" in found.error
+
+
+def test_a_chunk_before_the_head_of_a_reply_is_not_valid_http() -> None:
+    async def twice() -> str | None:
+        connection, first, second = Connection(Clock()), Reply(Totals()), Reply(Totals())
+        connection.connection_made(Wire())
+        connection.begin(b"", first)
+        connection.data_received(CAPTURED["one event a chunk"])
+        connection.begin(b"", second)
+        connection.data_received(CHUNKS[0])
+        return second.error
+
+    error = asyncio.run(twice())
+    assert error is not None
+    assert "not valid HTTP" in error
 
 
 @pytest.mark.parametrize("size", [*range(1, 70), 255, 256, 4095, 4096, 65535, 65536, 300_000])
