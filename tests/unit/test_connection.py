@@ -33,7 +33,6 @@ BARE = b"".join(EVENTS) + DONE
 FAILED = b'data: {"error":{"message":"lost a rank"}}\n\n'
 CHUNKS = [*map(chunk, EVENTS), chunk(DONE) + END]
 HALVES = [chunk(half) for each in EVENTS for half in (each[:60], each[60:])]
-OUTER = b": a note\n\n" + CHUNKS[1]  # the content of a chunk that looks like one
 # Each as the reads in which a server's writes would come.
 WRITES = {
     "one event a chunk": [HEAD, *CHUNKS],
@@ -56,7 +55,7 @@ WRITES = {
     "chunk extensions": [HEAD, *(b"%x;a=b\r\n%s\r\n" % (len(e), e) for e in EVENTS), CHUNKS[6]],
     "a comment": [HEAD, chunk(b": ping\n\n"), *CHUNKS],
     "a chunk in a chunk": [
-        *(HEAD, CHUNKS[0], b"%x\r\n" % len(OUTER) + OUTER[:10], OUTER[10:], b"\r\n"),
+        *(HEAD, CHUNKS[0], b"%x\r\n" % len(CHUNKS[1]), CHUNKS[1], b"\r\n"),
         *CHUNKS[2:],
     ],
     "known length": [b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(BARE), BARE],
