@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import os
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -77,6 +78,7 @@ def parser() -> argparse.ArgumentParser:
     add_tune(commands, [shared, running, setting])
     add_forecast(commands, [shared, setting])
     add_reading(commands, [shared])
+    add_load(commands)
     emulate = commands.add_parser(
         "emulate", help="run an emulated SGLang server by hand: runner emulate -- FLAGS"
     )
@@ -95,10 +97,9 @@ def port_number(text: str) -> int:
 
 def count(text: str) -> int:
     """A whole number from 1 on, as argparse wants it."""
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
+    if not re.fullmatch("0*[1-9][0-9]{0,8}", text):
+        raise argparse.ArgumentTypeError(f"{text}: expected a whole number, 1 or more")
+    return int(text)
 
 
 def add_tune(
@@ -141,6 +142,103 @@ def add_forecast(
         "--seeds", type=count, default=5, metavar="N", help="simulate under N seeds (default: 5)"
     )
     predict.set_defaults(run="run_predict")
+
+
+def add_load(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """The load generator alone."""
+    load = commands.add_parser(
+        "load",
+        help="load any running server and show its throughput and latencies",
+        description="Load a running server that speaks SGLang's or an OpenAI-like interface, and "
+        "show throughput and latencies: over all requests, and over the steady window alone.",
+    )
+    load.add_argument("url", metavar="URL", help="http://HOST:PORT or https://HOST:PORT")
+    load.add_argument(
+        "--api",
+        choices=["generate", "completions", "chat"],
+        default="generate",
+        help="the interface: /generate (default), /v1/completions or /v1/chat/completions",
+    )
+    load.add_argument("--model", metavar="NAME", help="default: what the server says it serves")
+    add_requests(load)
+    judged = load.add_argument_group("what is asked of the server")
+    judged.add_argument(
+        "--slo",
+        action="append",
+        default=[],
+        metavar="METRIC=SECONDS",
+        help="a latency limit such as ttft_s.p99=2.0, of ttft_s, tpot_s, itl_s or e2e_s, as mean, "
+        "p50, p90 or p99; may be given again; a missed one makes the exit code 1",
+    )
+    judged.add_argument(
+        "--timeout",
+        default="600",
+        metavar="S",
+        help="a request fails when no byte came for S seconds (default: 600)",
+    )
+    load.add_argument(
+        "--api-key-env",
+        metavar="NAME",
+        help="the environment variable that holds the server's key (sent as a bearer token)",
+    )
+    load.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    load.add_argument("--home", help=argparse.SUPPRESS)  # every command takes it
+    load.set_defaults(run="run_load")
+
+
+def add_requests(load: argparse.ArgumentParser) -> None:
+    """How a load sends its requests, and which."""
+    sending = load.add_argument_group("how requests are sent")
+    how = sending.add_mutually_exclusive_group()
+    how.add_argument(
+        "--concurrency",
+        type=count,
+        metavar="C",
+        help="keep C requests in flight (a closed loop; default: 8)",
+    )
+    how.add_argument(
+        "--rate", metavar="R", help="send R requests per second, whatever the server does"
+    )
+    how.add_argument("--burst", action="store_true", help="send all requests at once")
+    sending.add_argument(
+        "--arrivals",
+        choices=["poisson", "constant"],
+        help="with --rate: at random (poisson, default) or evenly (constant)",
+    )
+    what = load.add_argument_group("what is sent")
+    what.add_argument(
+        "--requests",
+        type=count,
+        metavar="N",
+        help="how many requests (default: 10 per stream; with --rate those of a minute)",
+    )
+    for name in ("input", "output"):
+        what.add_argument(
+            f"--{name}-tokens",
+            default="128",
+            metavar="TOKENS",
+            help="a number (default: 128), LOW-HIGH for evenly between them, or a JSON lines file "
+            "of recorded token counts",
+        )
+    what.add_argument(
+        "--shared-prefix",
+        default="0",
+        metavar="SHARE",
+        help="the share of each prompt that all prompts have in common (0 to 1, default: 0)",
+    )
+    what.add_argument(
+        "--seed",
+        type=int,
+        help="repeats the prompts and lengths of a load; by default each load has its own, so that "
+        "a server has none of them in its cache",
+    )
+    what.add_argument(
+        "--warmup",
+        type=int,
+        metavar="N",
+        help="requests sent before, that do not count (default: one per stream, at most 8 without "
+        "streams; 0: none)",
+    )
 
 
 def add_reading(

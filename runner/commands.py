@@ -206,6 +206,13 @@ def run_clean(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_load(args: argparse.Namespace) -> int:
+    """`runner load`: the load generator alone, on any running server."""
+    from runner.load_command import load
+
+    return load(args)
+
+
 def run_emulate(args: argparse.Namespace) -> int:
     """`runner emulate -- FLAGS`: the emulated server in this process."""
     from runner.engines.emulator.__main__ import main as serve

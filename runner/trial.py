@@ -39,6 +39,13 @@ class LoadProtocol(StrEnum):
     OPEN_LOOP = "open_loop"
 
 
+class Arrivals(StrEnum):
+    """How the requests of an open loop follow each other."""
+
+    POISSON = "poisson"
+    CONSTANT = "constant"
+
+
 class LoadStart(StrEnum):
     """How the streams of a closed loop begin."""
 
@@ -110,6 +117,10 @@ class LoadPlan:
     `start` is how the streams of one restart begin; its window holds `min_periods` mean request
     durations unless that takes longer than `max_window_s`. `max_ramp_s` cuts the time
     before the window off, which then is not steady; None: the rule has its own limit.
+
+    With `requests` the load is a counted one (measure/counted.py): it ends when that many have
+    ended, keeps what it has when it is cut short, and tells the servers to drop its own requests
+    only. `silence_s`: a request fails when no byte of it came for so long; None: never.
     """
 
     phase: str
@@ -128,6 +139,9 @@ class LoadPlan:
     restarts: int = 1
     min_periods: int = 3
     max_ramp_s: float | None = None
+    requests: int | None = None
+    silence_s: float | None = None
+    arrivals: Arrivals = Arrivals.POISSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +180,10 @@ class ClientHealth:
 
 @dataclass(frozen=True, slots=True)
 class LoadRun:
-    """Everything one phase of load produced; the window is (window_start_s, window_end_s]."""
+    """Everything one phase of load produced; the window is (window_start_s, window_end_s].
+
+    `cut_short` says why a counted load ended before all of its requests had.
+    """
 
     records: tuple[RequestRecord, ...]
     started_s: float
@@ -175,6 +192,7 @@ class LoadRun:
     is_steady: bool
     client: ClientHealth
     start: LoadStart = LoadStart.GRADUAL
+    cut_short: str | None = None
 
     @property
     def window(self) -> tuple[float, float]:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import ssl
 import threading
-from collections.abc import AsyncIterator, Callable
-from types import TracebackType
+from collections.abc import AsyncIterator, Callable, Mapping
+from types import MappingProxyType, TracebackType
 from typing import Any, Self, TypeAlias
 
 Body: TypeAlias = dict[str, Any]
@@ -19,6 +20,7 @@ A script that raises ConnectionAbortedError closes the connection there.
 HEAD = b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n"
 END = b"0\r\n\r\n"
 EMPTY = b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n"
+NOT_FOUND = b"HTTP/1.1 404 Not Found\r\ncontent-length: 0\r\n\r\n"
 
 
 def chunk(data: bytes) -> bytes:
@@ -60,8 +62,17 @@ async def plain_reply(_: int, body: Body) -> AsyncIterator[bytes]:
 class ScriptedServer:
     """Serves in a thread of its own for as long as the `with` block lasts."""
 
-    def __init__(self, script: Script = plain_reply) -> None:
+    def __init__(
+        self,
+        script: Script = plain_reply,
+        pages: Mapping[str, bytes] = MappingProxyType({}),
+        tls: ssl.SSLContext | None = None,
+    ) -> None:
+        """`pages` are whole answers to GET by path; all others are not found."""
         self._script = script
+        self._pages = pages
+        self._tls = tls
+        self.heads: list[str] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run)
         self._is_up = threading.Event()
@@ -92,8 +103,9 @@ class ScriptedServer:
 
     async def _serve(self) -> None:
         self._stopped = asyncio.Event()
-        server = await asyncio.start_server(self._talk, "127.0.0.1", 0, backlog=1024)
-        self.url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        server = await asyncio.start_server(self._talk, "127.0.0.1", 0, backlog=1024, ssl=self._tls)
+        scheme = "http" if self._tls is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         self._is_up.set()
         await self._stopped.wait()
         server.close()
@@ -104,6 +116,10 @@ class ScriptedServer:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()
                 path = head.split()[1]
+                self.heads.append(head)
+                if head.startswith("GET"):
+                    writer.write(self._pages.get(path, NOT_FOUND))
+                    continue
                 length = int(head.lower().partition("content-length:")[2].split()[0])
                 body = json.loads(await reader.readexactly(length))
                 if path.endswith("/abort_request"):

@@ -20,6 +20,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 LAYERS = (
     "cli",
     "commands",
+    "load_command",
     "session",
     "tune",
     "held_launch",

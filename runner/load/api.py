@@ -67,10 +67,11 @@ def encode(body: object) -> bytes:
     return json.dumps(body, separators=(",", ":")).encode()
 
 
-def post(host: str, path: str, content: bytes) -> bytes:
-    """A whole HTTP request, ready for the socket."""
+def post(host: str, path: str, content: bytes, key: str | None = None) -> bytes:
+    """A whole HTTP request, ready for the socket; `key` is shown as a bearer token."""
+    bearer = "" if key is None else f"Authorization: Bearer {key}\r\n"
     head = (
         f"POST {path} HTTP/1.1\r\nHost: {host}\r\nContent-Type: application/json\r\n"
-        f"Content-Length: {len(content)}\r\n\r\n"
+        f"{bearer}Content-Length: {len(content)}\r\n\r\n"
     )
     return head.encode() + content

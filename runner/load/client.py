@@ -8,7 +8,9 @@ and passed on without it. That leaves the parser's state as it is.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+import re
+import ssl
+from dataclasses import dataclass, field
 from functools import cache
 from time import monotonic
 from typing import cast
@@ -24,12 +26,13 @@ from runner.load.reply import Reply
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server to load: which replica it is, and how it is spoken to."""
+    """A server to load: which replica it is, and how it is spoken to. `key`: a bearer token."""
 
     replica: int
     url: str
     api: Api = Api.GENERATE
     model: str = "default"
+    key: str | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,18 +42,29 @@ class Address:
     host: str
     port: int
     prefix: str
+    is_secure: bool = False
 
     @classmethod
     def of(cls, url: str) -> Address:
-        """Split a URL; raises ConfigError for anything but http://HOST[:PORT][/PATH]."""
-        parts = urlsplit(url)
+        """Split a URL; raises ConfigError for anything but http[s]://HOST[:PORT][/PATH]."""
         try:
-            port = parts.port or 80
+            parts = urlsplit(url)
+            port = parts.port or (443 if parts.scheme == "https" else 80)
         except ValueError as err:
-            raise ConfigError(f"{url!r} has no valid port: {err}") from err
-        if parts.scheme != "http" or not parts.hostname:
-            raise ConfigError(f"{url!r} is no server address; write http://HOST:PORT")
-        return cls(parts.hostname, port, parts.path.rstrip("/"))
+            raise ConfigError(f"{url!r} is no server address: {err}") from err
+        if parts.username is not None or parts.password is not None:
+            raise ConfigError(
+                f"the address of {parts.hostname} has a user name or password in it, which is no "
+                "part of a server address; write http://HOST:PORT or https://HOST:PORT"
+            )
+        is_more = parts.query or parts.fragment
+        if parts.scheme not in {"http", "https"} or not parts.hostname or is_more:
+            raise ConfigError(
+                f"{url!r} is no server address; write http://HOST:PORT or https://HOST:PORT"
+            )
+        if not re.fullmatch(r"[!-~]*", parts.path):
+            raise ConfigError(f"{url!r} has a character that no address may have; write it as %XX")
+        return cls(parts.hostname, port, parts.path.rstrip("/"), parts.scheme == "https")
 
     @property
     def name(self) -> str:
@@ -60,6 +74,12 @@ class Address:
 
 
 EVENT_AND_CHUNK_END = b"\n\n\r\n"
+
+
+@cache
+def tls_context() -> ssl.SSLContext:
+    """The authorities that this machine trusts, or those that SSL_CERT_FILE names."""
+    return ssl.create_default_context()
 
 
 class Connection(asyncio.Protocol):
@@ -90,7 +110,12 @@ class Connection(asyncio.Protocol):
     async def open(cls, address: Address, clock: Clock) -> Connection:
         """Connect; raises OSError."""
         loop = asyncio.get_running_loop()
-        _, connection = await loop.create_connection(lambda: cls(clock), address.host, address.port)
+        _, connection = await loop.create_connection(
+            lambda: cls(clock),
+            address.host,
+            address.port,
+            ssl=tls_context() if address.is_secure else None,
+        )
         return connection
 
     @property

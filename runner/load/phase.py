@@ -9,15 +9,18 @@ from typing import Any
 
 from runner.clock import Clock
 from runner.errors import LoadFailed
-from runner.load.api import encode, post
+from runner.load.abort import abort
+from runner.load.api import post
 from runner.load.client import Address, Connection, Target
 from runner.load.health import HealthMonitor
 from runner.load.pool import Pool
 from runner.load.ramp import Ramp
 from runner.load.reply import Reply
 from runner.load.stock import RequestStock
+from runner.load.totals import Totals
 from runner.load.workload import PlannedRequest, RequestSource, mean_tokens
-from runner.measure.window import Counts, Window, WindowRule
+from runner.measure.counted import rule_for
+from runner.measure.window import Counts, Window
 from runner.trial import (
     LoadPlan,
     LoadProtocol,
@@ -33,9 +36,6 @@ PROGRESS_INTERVAL_S = 0.5  # of the wall
 SHORTEST_LOOK_S = 0.005  # of the wall
 RAMP_LOOK_S = 0.02  # of the wall
 SHORTEST_HANG_S = 60.0
-ABORT_DEADLINE_S = 5.0  # of the wall
-FEWEST_ENDED = 20
-MAX_FAILED_SHARE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +46,7 @@ class LoadProgress:
     output_tokens: int
     finished: int
     output_throughput: float
-
-
-@dataclass(slots=True)
-class Totals:
-    """Running totals of a load."""
-
-    output_tokens: int = 0
-    answered: int = 0  # requests whose first token has come
-    sent: int = 0
-    finished: int = 0
+    in_flight: int = 0
     failed: int = 0
 
 
@@ -81,7 +72,13 @@ class Phase:
         self._streams = range(shard, plan.concurrency, shards)
         if not self._streams:
             raise ValueError(f"{shards} shards for a concurrency of {plan.concurrency}")
-        self._plan = replace(plan, concurrency=len(self._streams))
+        count = plan.requests
+        self._plan = replace(
+            plan,
+            concurrency=len(self._streams),
+            requests=None if count is None else len(range(shard, count, shards)),
+        )
+        self._claimed = 0
         self._clock = clock
         self._shards = shards
         self._targets = targets
@@ -105,18 +102,19 @@ class Phase:
         try:
             await self._connect()
             started_s = self._clock.now_s()
-            self._rule = WindowRule(self._plan, started_s)
+            self._rule = rule_for(self._plan, started_s)
             health.start()
             self._start(started_s)
             self._spawn(self._watch())
             if on_progress is not None:
                 self._spawn(self._tell(on_progress))
-            window = await self._stopped
+            window, cut_short = await self._last(started_s)
         finally:
             health.stop()
             await self._cut()
         if self._totals.output_tokens == 0:
-            raise LoadFailed(f"no output token came in {window.end_s - started_s:.0f} s of load")
+            silent = f"no output token came in {window.end_s - started_s:.0f} s of load"
+            raise LoadFailed(cut_short or self._totals.failures() or silent)
         return LoadRun(
             records=tuple(sorted(self._records, key=lambda record: record.send_s)),
             started_s=started_s,
@@ -125,7 +123,18 @@ class Phase:
             is_steady=window.is_steady,
             client=health.health(window.start_s, window.end_s),
             start=self._plan.start,
+            cut_short=cut_short,
         )
+
+    async def _last(self, started_s: float) -> tuple[Window, str | None]:
+        """The window, and why it ends early; a load that is not a counted one raises instead."""
+        try:
+            return await self._stopped, None
+        except (LoadFailed, asyncio.CancelledError) as err:
+            if self._plan.requests is None:
+                raise
+            window = Window(started_s, self._clock.now_s(), is_steady=False)
+            return window, str(err) or "it was interrupted"
 
     # What is sent.
 
@@ -182,17 +191,26 @@ class Phase:
             await asyncio.sleep(min(wait_s, RAMP_LOOK_S))
 
     async def _repeat(self, place: int) -> None:
-        while True:
+        while self._claim():
             await self._request(place)
 
+    def _claim(self) -> bool:
+        """Whether one more request may be sent; it then counts as sent."""
+        if self._plan.requests is None:
+            return True
+        self._claimed += 1
+        return self._claimed <= self._plan.requests
+
     async def _arrive(self, started_s: float) -> None:
-        """Poisson arrivals; every shard walks through all arrivals and sends its own."""
+        """An open loop; every shard walks through all arrivals and sends its own."""
         if self._plan.rate is None or self._plan.rate <= 0:
             raise ValueError("an open loop needs a rate above 0")
         due_s, arrival = started_s, 0
         while True:
             due_s += self._source.arrival_gap(arrival) / self._plan.rate
             if arrival % self._shards == self._streams.start:
+                if not self._claim():
+                    return
                 wait_s = self._clock.wall_duration_s(due_s - self._clock.now_s())
                 await asyncio.sleep(max(wait_s, 0.0))
                 place = arrival % len(self._targets)
@@ -220,7 +238,7 @@ class Phase:
             self._finish(request, target, reply, self._clock.now_s())
             return
         address = pool.address
-        data = post(address.name, address.prefix + target.api.path, body)
+        data = post(address.name, address.prefix + target.api.path, body, target.key)
         flight = Flight(request, target, connection, reply, connection.begin(data, reply))
         self._flights.add(flight)
         await connection.end()
@@ -235,9 +253,9 @@ class Phase:
         if reply.error is None and reply.last_s is not None:
             self._record(request, target, reply, send_s, reply.last_s, RequestStatus.OK)
         else:
+            reply.fail("the reply was empty")
             self._record(request, target, reply, send_s, now_s, RequestStatus.FAILED)
-            self._totals.failed += 1
-        self._totals.finished += 1
+        self._totals.end(reply.error)
         self._check_failures()
         self._look(now_s)
 
@@ -269,18 +287,9 @@ class Phase:
         )
 
     def _check_failures(self) -> None:
-        """Give up when all of the first requests failed, or over 10 % of at least 20.
-
-        A failure comes sooner than a whole reply, so every stream has its say first.
-        """
-        ended, failed = self._totals.finished, self._totals.failed
-        is_start_lost = failed == ended >= self._plan.concurrency
-        is_enough = ended >= max(FEWEST_ENDED, self._plan.concurrency)
-        is_too_many = is_enough and failed > MAX_FAILED_SHARE * ended
-        if (is_start_lost or is_too_many) and not self._stopped.done():
-            errors = [record.error for record in self._records if record.error is not None]
-            message = f"{failed} of {ended} requests failed; the first: {errors[0]}"
-            self._stopped.set_exception(LoadFailed(message))
+        reason = self._totals.reason_to_give_up(self._plan)
+        if reason is not None and not self._stopped.done():
+            self._stopped.set_exception(LoadFailed(reason))
 
     # When it stops.
 
@@ -292,8 +301,18 @@ class Phase:
             now_s, tokens = self._clock.now_s(), self._totals.output_tokens
             if tokens > heard or not self._flights:
                 heard, heard_s = tokens, now_s
-            self._check_silence(now_s - heard_s)
+            if self._plan.silence_s is None:
+                self._check_silence(now_s - heard_s)
+            else:
+                self._end_silent(now_s, self._plan.silence_s)
             self._look(now_s)
+
+    def _end_silent(self, now_s: float, silence_s: float) -> None:
+        for flight in tuple(self._flights):
+            heard_s = flight.send_s if flight.reply.last_s is None else flight.reply.last_s
+            if now_s - heard_s >= silence_s:
+                flight.reply.fail(f"no byte of the reply came for {silence_s:g} s")
+                flight.connection.close()
 
     def _check_silence(self, silent_s: float) -> None:
         """Servers that hold requests and send nothing for long hang."""
@@ -322,7 +341,12 @@ class Phase:
             await asyncio.sleep(PROGRESS_INTERVAL_S)
             now_s, tokens = self._clock.now_s(), self._totals.output_tokens
             rate = (tokens - before) / (now_s - before_s)
-            on_progress(LoadProgress(now_s, tokens, self._totals.finished, rate))
+            totals = self._totals
+            on_progress(
+                LoadProgress(
+                    now_s, tokens, totals.finished, rate, len(self._flights), totals.failed
+                )
+            )
             before_s, before = now_s, tokens
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -360,27 +384,11 @@ class Phase:
             flight.connection.close()
         for pool in self._pools:
             pool.close()
+        # A lone generator drops everything, which also ends requests the server lost sight of; one
+        # of several shards only its own, and so does a counted load: others may use the server too.
+        is_alone = self._shards == 1 and self._plan.requests is None
         for place, target in enumerate(self._targets):
             ids = [f.request.request_id for f in running if f.target is target]
             if ids:
-                await self._abort(self._pools[place].address, ids)
-
-    async def _abort(self, address: Address, request_ids: Sequence[str]) -> None:
-        """Ask a server to drop our requests. A server that cannot answer is found out elsewhere.
-
-        A lone generator drops everything, which also ends requests the server lost sight of; one
-        of several shards drops only its own.
-        """
-        bodies: list[dict[str, object]] = [{"rid": each} for each in request_ids]
-        if self._shards == 1:
-            bodies = [{"rid": "", "abort_all": True}]
-        try:
-            async with asyncio.timeout(ABORT_DEADLINE_S):
-                connection = await Connection.open(address, self._clock)
-                for body in bodies:
-                    data = post(address.name, f"{address.prefix}/abort_request", encode(body))
-                    connection.begin(data, Reply(Totals()))
-                    await connection.end()
-                connection.close()
-        except (OSError, TimeoutError):
-            return
+                dropped = None if is_alone else ids
+                await abort(self._pools[place].address, self._clock, target.key, dropped)

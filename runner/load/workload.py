@@ -16,7 +16,7 @@ from functools import lru_cache
 from statistics import NormalDist, fmean
 
 from runner.errors import ConfigError
-from runner.trial import Lengths, LoadPlan
+from runner.trial import Arrivals, Lengths, LoadPlan
 
 LOWEST_TOKEN_ID = 1000
 HIGHEST_TOKEN_ID = 30000
@@ -75,7 +75,9 @@ class RequestSource:
         return [*self._shared_ids(request.shared_tokens), first, *rest]
 
     def arrival_gap(self, index: int) -> float:
-        """The time between two Poisson arrivals, in units of the mean gap."""
+        """The time between two arrivals of an open loop, in units of the mean gap."""
+        if self._plan.arrivals is Arrivals.CONSTANT:
+            return 1.0
         return -math.log1p(-_unit(_bytes(f"{self._phase_key}/{index}/arrival", 8)))
 
     def _shared_ids(self, count: int) -> list[int]:

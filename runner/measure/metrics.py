@@ -35,8 +35,10 @@ metastable            the throughput depends on how the load began (measure/rest
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import sub
 from typing import TypeAlias
 
 from runner.errors import ConfigError
@@ -184,6 +186,33 @@ def itls_s(record: RequestRecord) -> Iterator[tuple[float, float]]:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenCounts:
+    """Tokens of one window; `prompt` and `cached` of requests whose first token arrived in it."""
+
+    prompt: int
+    cached: int
+    output: int
+
+
+def token_counts(load: LoadRun) -> TokenCounts:
+    """What the rates of a load's window are made of."""
+    window = load.window
+    served = list(_served(load))
+    begun = [record for record in served if _is_in(record.first_token_s, window)]
+    return TokenCounts(
+        prompt=sum(record.prompt_tokens for record in begun),
+        cached=sum(record.cached_tokens for record in begun),
+        output=sum(_tokens_in(record, window) for record in served),
+    )
+
+
+def attainment(load: LoadRun, limit: SloLimit) -> float | None:
+    """The share of the requests that ended OK in the window and keep a limit themselves."""
+    ended = _ended(load)
+    return sum(_meets(record, limit) for record in ended) / len(ended) if ended else None
+
+
+@dataclass(frozen=True, slots=True)
 class _Counts:
     output_tokens: int
     prompt_tokens: int
@@ -195,7 +224,7 @@ def _count(loads: Sequence[LoadRun], slo: Sequence[SloLimit]) -> _Counts:
     ended = [record for load in loads for record in _ended(load)]
     served = [(record, load.window) for load in loads for record in _served(load)]
     return _Counts(
-        output_tokens=sum(_is_in(time_s, window) for r, window in served for time_s in r.token_s),
+        output_tokens=sum(_tokens_in(r, window) for r, window in served),
         prompt_tokens=sum(
             r.prompt_tokens for r, window in served if _is_in(r.first_token_s, window)
         ),
@@ -220,6 +249,11 @@ def _is_in(time_s: float | None, window: Span) -> bool:
     return time_s is not None and window[0] < time_s <= window[1]
 
 
+def _tokens_in(record: RequestRecord, window: Span) -> int:
+    """How many tokens arrived in the window; token times ascend."""
+    return bisect_right(record.token_s, window[1]) - bisect_right(record.token_s, window[0])
+
+
 def _overlap_s(record: RequestRecord, window: Span) -> float:
     return max(min(record.end_s, window[1]) - max(record.send_s, window[0]), 0.0)
 
@@ -237,7 +271,14 @@ def _ttfts_s(load: LoadRun) -> Iterator[float]:
 
 
 def _itls_in_window_s(load: LoadRun) -> Iterator[float]:
+    start_s, end_s = load.window
     for record in _served(load):
+        times_s = record.token_s
+        gaps_s = list(map(sub, times_s[1:], times_s))
+        if all(gaps_s):  # no two tokens were read together, which is quick to count
+            first = max(bisect_right(times_s, start_s), 1)
+            yield from gaps_s[first - 1 : max(bisect_right(times_s, end_s), 1) - 1]
+            continue
         for time_s, itl_s in itls_s(record):
             if _is_in(time_s, load.window):
                 yield itl_s

@@ -10,7 +10,7 @@ nothing. Where it asks for three or more, of a closed loop of two or more stream
 second: a restart whose streams begin together, while those of the others begin gradually
 (load/ramp.py). A setting that forgets how it was started gives the probe the rate of the others.
 
-halfwidth = t * sqrt(max(s^2, w^2) / n) + e + d
+halfwidth = t * sqrt(max(s^2, w^2) / n) + e
 
 n     restarts that count; t: Student's t at 97.5 %, n - 1 degrees of freedom
 s     the standard deviation of their rates
@@ -18,11 +18,13 @@ w     what their windows alone explain: the root mean square of the standard err
       means (measure/window.py), so that rates which agree by luck claim no more than a window can
 e     |mean rate of the second halves of the windows - mean|: what still creeps within a window,
       which may be less than its noise, goes on behind it
-d     |rate of the probe - mean| where its prediction interval, t * sqrt((1 + 1/n) * max(s^2, w^2)),
-      does not hold it; else 0
 
-metastable: the probe is not held, or s^2 / w^2 is above Fisher's F at 99 % (three batches a window
-are assumed; windows of more have more degrees of freedom).
+The claim is about the long run after a gradual start. **Metastable** says that the load may as well
+stay elsewhere for long: the probe lies outside its prediction interval, t * sqrt((1 + 1/n) *
+max(s^2, w^2)) around the mean, or s^2 / w^2 is above Fisher's F at 99 % (three batches a window are
+assumed; windows of more have more degrees of freedom). Its spread is that of all restarts, the
+probe included. Replies of equal length that begin together stay in step: a closed loop of them is
+often metastable.
 
 More restarts follow while the half-width is above `precision` of the mean and `MOST` of them would
 bring it there if s stayed what it is.
@@ -106,13 +108,11 @@ def claim_of(
     t = STUDENT_T[min(count, len(STUDENT_T) + 1) - 2]
     fisher = FISHER_F[min(count, len(FISHER_F) + 1) - 2]
     variance = max(between, within)
-    off = 0.0 if probe is None else abs(probe - mean)
-    if off <= t * math.sqrt((1 + 1 / count) * variance):
-        off = 0.0
-    is_uneven = within > 0 and between > fisher * within
     creep = abs(statistics.fmean(later) - mean) if later else 0.0
-    halfwidth = t * math.sqrt(variance / count) + creep + off
-    return RateClaim(mean, halfwidth, off > 0 or is_uneven)
+    reach = t * math.sqrt((1 + 1 / count) * variance)
+    is_apart = probe is not None and abs(probe - mean) > reach
+    is_uneven = within > 0 and between > fisher * within
+    return RateClaim(mean, t * math.sqrt(variance / count) + creep, is_apart or is_uneven)
 
 
 def output_rate(load: LoadRun) -> float:
@@ -161,9 +161,7 @@ def _is_worth_more(plan: LoadPlan, loads: Sequence[LoadRun]) -> bool:
     rates = [output_rate(load) for load in record.counted]
     found = claim(plan, loads)
     wanted = plan.precision * found.mean
-    if len(rates) >= MOST or found.is_metastable:
-        return False
-    if found.halfwidth is None or found.halfwidth <= wanted:
+    if len(rates) >= MOST or found.halfwidth is None or found.halfwidth <= wanted:
         return False
     best = STUDENT_T[MOST - 2] * math.sqrt(statistics.variance(rates) / MOST)
     return best <= wanted

@@ -55,10 +55,15 @@ KINDS = ("truth", "full", "burst", "long burst")
 LIVES = 50
 BURSTS = 60
 OVERRIDES = {
-    "simulated": ("engine.kind=simulated", "measure.max_window_s=240"),
+    "simulated": (
+        "engine.kind=simulated",
+        "measure.max_window_s=240",
+        "measure.precision=0.01",
+    ),
     "emulated": (
         "engine.kind=emulated",
         "measure.max_window_s=240",
+        "measure.precision=0.01",
         "measure.min_window_s=1",
         "workload.output_tokens={uniform: [16, 48]}",
         "workload.concurrency=[16]",

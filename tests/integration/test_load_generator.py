@@ -405,9 +405,9 @@ def test_openai_like_interfaces(api: Api, path: str, prompt: str) -> None:
     assert body["stream_options"]["continuous_usage_stats"] is True
 
 
-@pytest.mark.parametrize("url", ["https://host:1", "host:8000", "http://", "http://host:port"])
+@pytest.mark.parametrize("url", ["ftp://host:1", "host:8000", "http://", "http://host:port"])
 def test_addresses_that_cannot_be_used_are_refused(url: str) -> None:
-    with pytest.raises(ConfigError, match=r"http://HOST:PORT|has no valid port"):
+    with pytest.raises(ConfigError, match="is no server address"):
         LoadGenerator(Clock()).run(BURST, [Target(0, url)])
 
 

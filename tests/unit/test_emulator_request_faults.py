@@ -27,8 +27,8 @@ from runner.engines.emulator.faults.requests import RequestFaults
 from runner.engines.emulator.faults.silence import BudgetedSink, TokenBudget
 from runner.engines.emulator.faults.stream_errors import EVENT
 from runner.engines.emulator.serving import Demand
-from runner.load.phase import Totals
 from runner.load.reply import Reply
+from runner.load.totals import Totals
 
 DONE = b"data: [DONE]\n\n"
 

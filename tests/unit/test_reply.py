@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.load.phase import Totals
 from runner.load.reply import Reply
+from runner.load.totals import Totals
 
 DONE = b"data: [DONE]\n\n"
 
