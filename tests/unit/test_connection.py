@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from runner.clock import Clock
 from runner.load import null_server
 from runner.load.client import Connection, size_line
-from runner.load.phase import Totals
 from runner.load.reply import Reply
+from runner.load.totals import Totals
 from tests.scripted_server import DONE, END, HEAD, chunk, event
 
 TOKENS = 6
