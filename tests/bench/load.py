@@ -10,7 +10,8 @@ whose server was later than half of a period (p50) measures the server.
 The other client is SGLang's in Rust, the fastest one found that a package registry has: one worker
 thread, token ids as prompts, nothing tokenized. It is installed into .bench/ on the first run.
 `--python-client PYTHON TOKENIZER` adds SGLang's client in Python, from an environment that has all
-of SGLang, with the folder of some tokenizer of at least 30,000 tokens.
+of SGLang, with the folder of some tokenizer of at least 30,000 tokens. It takes no times of
+replies without text, so of its row only events and CPU time say something.
 
 scripts/bench load [--streams 128 256 512 1024] [--repeats 3] [--alone] [--generators 2]
 """

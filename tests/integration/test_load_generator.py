@@ -20,6 +20,7 @@ from runner.trial import (
     LoadPlan,
     LoadProtocol,
     LoadRun,
+    LoadStart,
     RequestStatus,
     RungRecord,
 )
@@ -46,7 +47,7 @@ BURST = LoadPlan(
     max_window_s=5.0,
 )
 # Tiny requests jitter; these tests are not about how steady they are.
-LOOP = replace(BURST, protocol=LoadProtocol.CLOSED_LOOP, precision=1.0)
+LOOP = replace(BURST, protocol=LoadProtocol.CLOSED_LOOP, precision=1.0, start=LoadStart.TOGETHER)
 
 
 def drive(plan: LoadPlan, *servers: ScriptedServer, clock: Clock | None = None) -> LoadRun:
@@ -178,7 +179,7 @@ def test_a_server_that_never_answers_is_a_failed_load() -> None:
 
     with (
         ScriptedServer(script) as server,
-        pytest.raises(LoadFailed, match=r"no output token came in 1. s of load"),
+        pytest.raises(LoadFailed, match=r"no output token came in 6. s with 4 requests in flight"),
     ):
         drive(replace(LOOP, max_window_s=5.0), server, clock=Clock(20.0))
     assert server.aborts == [{"rid": "", "abort_all": True}]
