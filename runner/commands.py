@@ -222,10 +222,10 @@ def run_emulate(args: argparse.Namespace) -> int:
 
 def stored_settings(args: argparse.Namespace) -> StudySettings:
     """The settings of a study on disk, by its name."""
-    from runner.config import parse_study
+    from runner.config import complete, parse_study
 
     document = StudyStore(args.home, args.name).read_study()
-    return parse_study(document["settings"], getattr(args, "overrides", ()))
+    return parse_study(complete(document["settings"]), getattr(args, "overrides", ()))
 
 
 def run_predict(args: argparse.Namespace) -> int:

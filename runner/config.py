@@ -13,11 +13,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from itertools import zip_longest
 from pathlib import Path
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 from runner.settings import Choices, FloatRange, IntRange, Objective, Parameter, StudySettings
 from runner.study_file.mistake import Mistakes, show
-from runner.trial import Lengths, LoadProtocol
+from runner.trial import Arrivals, Lengths, LoadProtocol
 
 MAY_CHANGE = frozenset(
     {"search.trials", "search.minutes", "search.launches", "search.energy_j", "storage"}
@@ -89,7 +89,8 @@ def _odd_values(value: object, place: str) -> Iterator[tuple[str, str]]:
 def dump(settings: StudySettings) -> dict[str, object]:
     """The settings as a study file says them, every default written out; ready for JSON."""
     engine = asdict(settings.engine)
-    search = asdict(settings.search)
+    work, search = settings.workload, asdict(settings.search)
+    law = settings.search.output_tokens or work.output_tokens
     return {
         "name": settings.name,
         "engine": {**engine, "kind": str(settings.engine.kind)},
@@ -100,11 +101,30 @@ def dump(settings: StudySettings) -> dict[str, object]:
         "workload": _dump_workload(settings),
         "objectives": [_dump_objective(each, settings) for each in settings.objectives],
         "slo": _dump_slo(settings),
-        "search": {**search, "parallel": search["parallel"] or "auto"},
+        "search": {
+            **search,
+            "parallel": search["parallel"] or "auto",
+            "output_tokens": _dump_lengths(law),
+        },
         "measure": asdict(settings.measure),
         "storage": settings.storage,
         "tracking": {"uri": settings.tracking_uri},
     }
+
+
+def complete(stored: Mapping[str, Any]) -> dict[str, Any]:
+    """A dumped study with what versions before this one did not write.
+
+    They measured everything with the lengths of the workload, and their arrivals were random.
+    """
+    work, search = stored.get("workload"), stored.get("search")
+    if not isinstance(work, Mapping) or not isinstance(search, Mapping):
+        return dict(stored)  # damaged; what is wrong is said when it is read
+    work, search = dict(work), dict(search)
+    search.setdefault("output_tokens", work.get("output_tokens"))
+    if work.get("protocol") == LoadProtocol.OPEN_LOOP:
+        work.setdefault("arrivals", str(Arrivals.POISSON))
+    return {**stored, "workload": work, "search": search}
 
 
 def _dump_parameter(parameter: Parameter) -> dict[str, object]:
@@ -126,6 +146,7 @@ def _dump_workload(settings: StudySettings) -> dict[str, object]:
         "prompt_tokens": _dump_lengths(work.prompt_tokens),
         "output_tokens": _dump_lengths(work.output_tokens),
         **({"rate": list(work.rate)} if is_open else {"concurrency": list(work.concurrency)}),
+        **({"arrivals": str(work.arrivals)} if is_open else {}),
         "shared_prefix": work.shared_prefix,
     }
 
@@ -136,7 +157,10 @@ def _dump_lengths(lengths: Lengths) -> object:
         case "fixed":
             return int(lengths.a)
         case "recorded":
-            return {"recorded": list(lengths.values)}
+            return {
+                "recorded": list(lengths.values),
+                **({"paired": True} if lengths.paired else {}),
+            }
         case kind:
             return {kind: [lengths.a, lengths.b]}
 

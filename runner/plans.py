@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from dataclasses import replace
 
 from runner.measure.restarts import FEWEST
 from runner.settings import StudySettings
-from runner.trial import LoadPlan, LoadProtocol, LoadStart
+from runner.trial import LoadPlan, LoadProtocol, LoadStart, TrialLengths
 
 WARMUP = "warmup"
 SEARCH_PERIODS = 3
@@ -14,8 +15,33 @@ CLAIM_PERIODS = 8
 """Mean request durations in a window: of a search, and of a measurement that claims precision."""
 
 
+def lengths_of(settings: StudySettings, repeat_of: int | None) -> TrialLengths:
+    """Whose lengths a trial has: re-measurements confirm the finalists at the user's own.
+
+    Where the search has the user's lengths anyway, or nothing is to be confirmed, there is one law.
+    """
+    is_confirming = settings.search.output_tokens is not None and settings.measure.finalists > 0
+    is_own = is_confirming and repeat_of is not None
+    return TrialLengths.WORKLOAD if is_own else TrialLengths.SEARCH
+
+
+def at_lengths(settings: StudySettings, lengths: TrialLengths) -> StudySettings:
+    """The study as if all of it were measured at these lengths."""
+    law = settings.search.output_tokens
+    if law is None:
+        return settings
+    search, work = replace(settings.search, output_tokens=None), settings.workload
+    if lengths is TrialLengths.SEARCH:
+        work = replace(work, output_tokens=law)
+    return replace(settings, search=search, workload=work)
+
+
 def rung_plans(
-    settings: StudySettings, number: int, *, is_repeat: bool = False
+    settings: StudySettings,
+    number: int,
+    lengths: TrialLengths = TrialLengths.SEARCH,
+    *,
+    is_repeat: bool = False,
 ) -> tuple[LoadPlan, ...]:
     """The rungs of a trial in measured order.
 
@@ -27,7 +53,7 @@ def rung_plans(
     first = {objective.concurrency for objective in settings.objectives}
     return tuple(
         _plan(
-            settings,
+            at_lengths(settings, lengths),
             number,
             f"rung-{position}",
             level,
@@ -47,9 +73,12 @@ def levels(settings: StudySettings) -> tuple[float, ...]:
     return (*dict.fromkeys(first), *others)
 
 
-def warmup_plan(settings: StudySettings, number: int) -> LoadPlan:
+def warmup_plan(
+    settings: StudySettings, number: int, lengths: TrialLengths = TrialLengths.SEARCH
+) -> LoadPlan:
     """The warm-up of a trial: the highest rung's streams, one request each, prompts of its own."""
-    return _plan(settings, number, WARMUP, max(r.concurrency for r in rung_plans(settings, number)))
+    highest = max(rung.concurrency for rung in rung_plans(settings, number))
+    return _plan(at_lengths(settings, lengths), number, WARMUP, highest)
 
 
 def _plan(
@@ -72,6 +101,7 @@ def _plan(
         min_window_s=measure.min_window_s,
         max_window_s=measure.max_window_s,
         is_warmup=is_warmup,
+        arrivals=work.arrivals,
         start=LoadStart.TOGETHER if is_warmup or is_burst else LoadStart.GRADUAL,
         restarts=restarts,
         min_periods=SEARCH_PERIODS if restarts == 1 else CLAIM_PERIODS,

@@ -16,7 +16,7 @@ from pathlib import Path
 from types import FrameType
 
 from runner.cluster.executor import Executor
-from runner.config import MAY_CHANGE, diff, dump
+from runner.config import MAY_CHANGE, complete, diff, dump
 from runner.engines.lease import end_orphans, end_own
 from runner.errors import ConfigError, Interrupted, RunnerError, StudyError
 from runner.held_launch import HeldLaunch
@@ -126,7 +126,7 @@ def end(study: Study, state: StudyState) -> None:
 def open_search(store: StudyStore, settings: StudySettings) -> Search:
     """Open the search; study.json is written only once that worked."""
     document = dump(settings)
-    old = store.read_study()["settings"] if store.exists() else document
+    old = complete(store.read_study()["settings"]) if store.exists() else document
     before, now = (str(each["storage"] or store.optuna_url) for each in (old, document))
     if before != now and store.has_measured():
         move_study(settings.name, before, now)
@@ -141,7 +141,7 @@ def check_study(store: StudyStore, settings: StudySettings) -> None:
     if not store.exists():
         return
     document = dump(settings)
-    old = store.read_study()["settings"]
+    old = complete(store.read_study()["settings"])
     changes = diff(old, document)
     if changes and not store.has_measured() and old["storage"] is None:
         store.start_anew()

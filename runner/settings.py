@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from runner.expression import Expression
-from runner.trial import EngineKind, Lengths, LoadProtocol, Params, ParamValue
+from runner.trial import Arrivals, EngineKind, Lengths, LoadProtocol, Params, ParamValue
 
 
 class Direction(StrEnum):
@@ -114,7 +114,10 @@ class Baseline:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is sent. `rate` (requests/s) is the ladder of open_loop, `concurrency` of the others."""
+    """What is sent. `rate` (requests/s) is the ladder of open_loop, `concurrency` of the others.
+
+    `arrivals` matters to open_loop only.
+    """
 
     protocol: LoadProtocol
     prompt_tokens: Lengths
@@ -122,6 +125,7 @@ class Workload:
     concurrency: tuple[int, ...]
     rate: tuple[float, ...]
     shared_prefix: float
+    arrivals: Arrivals = Arrivals.POISSON
 
     @property
     def ladder(self) -> tuple[float, ...]:
@@ -149,7 +153,11 @@ class SloLimit:
 
 @dataclass(frozen=True, slots=True)
 class SearchSettings:
-    """Sampler and budgets; None: no limit, for `parallel`: as many as fit."""
+    """Sampler and budgets; None: no limit, for `parallel`: as many as fit.
+
+    `output_tokens` is the law that the search measures with when it is another than that of the
+    workload, else None: then every trial has the workload's.
+    """
 
     sampler: str
     trials: int
@@ -158,6 +166,7 @@ class SearchSettings:
     launches: int | None
     energy_j: float | None
     parallel: int | None
+    output_tokens: Lengths | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 from typing import Protocol, TypeAlias
 
 from runner.errors import (
@@ -18,88 +17,32 @@ from runner.errors import (
     RunnerError,
     ServerFailed,
 )
+from runner.kinds import (
+    Arrivals,
+    EngineKind,
+    LoadProtocol,
+    LoadStart,
+    Outcome,
+    RequestStatus,
+    Stage,
+    TrialLengths,
+)
+from runner.lengths import Lengths
+
+__all__ = [  # words of other files that belong to these: everyone finds them here
+    "Arrivals",
+    "EngineKind",
+    "Lengths",
+    "LoadProtocol",
+    "LoadStart",
+    "Outcome",
+    "RequestStatus",
+    "Stage",
+    "TrialLengths",
+]
 
 ParamValue: TypeAlias = bool | int | float | str
 Params: TypeAlias = Mapping[str, ParamValue]
-
-
-class EngineKind(StrEnum):
-    """What is measured: the model, emulated servers, real ones."""
-
-    SIMULATED = "simulated"
-    EMULATED = "emulated"
-    SGLANG = "sglang"
-
-
-class LoadProtocol(StrEnum):
-    """How requests arrive."""
-
-    CLOSED_LOOP = "closed_loop"
-    BURST = "burst"
-    OPEN_LOOP = "open_loop"
-
-
-class Arrivals(StrEnum):
-    """How the requests of an open loop follow each other."""
-
-    POISSON = "poisson"
-    CONSTANT = "constant"
-
-
-class LoadStart(StrEnum):
-    """How the streams of a closed loop begin."""
-
-    GRADUAL = "gradual"  # one after another, spread over several request durations
-    TOGETHER = "together"  # all at once, like a herd
-
-
-class Outcome(StrEnum):
-    """How a trial ended."""
-
-    COMPLETE = "complete"
-    PRUNED = "pruned"
-    INFEASIBLE = "infeasible"
-    FAILED = "failed"
-    INVALID = "invalid"
-    LOST = "lost"
-
-
-class Stage(StrEnum):
-    """Where in its life a trial is, or ended."""
-
-    PLACE = "place"
-    START = "start"
-    LIVE = "live"
-    WARMUP = "warmup"
-    MEASURE = "measure"
-    JUDGE = "judge"
-
-
-class RequestStatus(StrEnum):
-    """How one request ended."""
-
-    OK = "ok"
-    CUT = "cut"  # still running when the load was stopped on purpose; not an error
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class Lengths:
-    """A law of token counts: `kind` is fixed, uniform, normal or recorded.
-
-    fixed: a; uniform: integers a..b inclusive; normal: mean a, standard deviation b, at least 1;
-    recorded: drawn from `values`.
-    """
-
-    kind: str
-    a: float = 0.0
-    b: float = 0.0
-    values: tuple[int, ...] = ()
-
-    @classmethod
-    def fixed(cls, tokens: int) -> Lengths:
-        """Every request has `tokens` tokens."""
-        return cls("fixed", tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +92,8 @@ class RequestRecord:
     """One request as the client saw it; times are readings of the study's clock.
 
     `token_s` has one entry per output token counted by the server's usage field, the time the
-    bytes that carried it were read from the socket. `output_tokens` is len(token_s).
+    bytes that carried it were read from the socket. `output_tokens` is len(token_s). `due_s` is
+    when an open loop was to send it, None for the other protocols.
     """
 
     request_id: str
@@ -164,6 +108,7 @@ class RequestRecord:
     cached_tokens: int
     status: RequestStatus
     error: str | None = None
+    due_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -262,6 +207,7 @@ class TrialSpec:
 
     `params` is the point of the search space (or the baseline as the user wrote it); `live` are
     the parameters to set on the running servers. `first_rung` > 0 continues a half-measured trial.
+    `lengths` says which law of output tokens the rungs have.
     """
 
     number: int
@@ -274,6 +220,7 @@ class TrialSpec:
     first_rung: int = 0
     retry_of: int | None = None
     repeat_of: int | None = None
+    lengths: TrialLengths = TrialLengths.SEARCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -385,7 +332,10 @@ class RestartResult:
 
 @dataclass(frozen=True, slots=True)
 class RungResult:
-    """One judged rung. Definitions: measure/metrics.py."""
+    """One judged rung. Definitions: measure/metrics.py.
+
+    `reasons` say why it is not valid, `notes` what else a user should know of it.
+    """
 
     position: int
     concurrency: int
@@ -412,6 +362,10 @@ class RungResult:
     gpus: tuple[GpuEnergy, ...] = ()
     restarts: tuple[RestartResult, ...] = ()
     metastable: bool = False
+    slo_attainment: float | None = None
+    slo_attainment_low: float | None = None
+    slo_attainment_high: float | None = None
+    notes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -435,3 +389,4 @@ class TrialResult:
     log_path: str | None = None
     timing_s: Mapping[str, float] = field(default_factory=dict)
     schema_version: int = 1
+    lengths: TrialLengths = TrialLengths.SEARCH

@@ -123,6 +123,7 @@ def measure(study: Study, proposal: Proposal) -> TrialResult:
         spec_hash=proposal.spec_hash,
         retry_of=proposal.retry_of,
         repeat_of=proposal.repeat_of,
+        lengths=proposal.lengths,
     )
     keeper = RungKeeper(
         settings=study.settings,
@@ -132,7 +133,9 @@ def measure(study: Study, proposal: Proposal) -> TrialResult:
         on_judged=partial(judged, study, proposal.number),
     )
     study.view.handle(
-        TrialStarted(proposal.number, proposal.name, proposal.params, proposal.repeat_of)
+        TrialStarted(
+            proposal.number, proposal.name, proposal.params, proposal.repeat_of, proposal.lengths
+        )
     )
     plan = launch_plan(study, proposal)
     if isinstance(plan, Failure):
@@ -176,7 +179,7 @@ def continue_rungs(study: Study, proposal: Proposal, keeper: RungKeeper) -> int:
 def plans_of(study: Study, proposal: Proposal) -> tuple[LoadPlan, ...]:
     """The rungs that measure a proposal."""
     is_repeat = proposal.repeat_of is not None
-    return rung_plans(study.settings, proposal.number, is_repeat=is_repeat)
+    return rung_plans(study.settings, proposal.number, proposal.lengths, is_repeat=is_repeat)
 
 
 def trial_spec(study: Study, proposal: Proposal, plan: LaunchPlan) -> TrialSpec:
@@ -186,11 +189,12 @@ def trial_spec(study: Study, proposal: Proposal, plan: LaunchPlan) -> TrialSpec:
         params=proposal.params,
         live=plan.live,
         rungs=plans_of(study, proposal),
-        warmup=warmup_plan(study.settings, proposal.number),
+        warmup=warmup_plan(study.settings, proposal.number, proposal.lengths),
         spec_hash=proposal.spec_hash,
         name=proposal.name,
         retry_of=proposal.retry_of,
         repeat_of=proposal.repeat_of,
+        lengths=proposal.lengths,
     )
 
 

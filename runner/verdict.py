@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from runner.measure.attainment import excess_s
 from runner.measure.idle import POWER_METRICS
 from runner.measure.metrics import judge_rung, metric_value
 from runner.measure.restarts import next_restart
@@ -20,6 +21,7 @@ from runner.trial import (
     RungRecord,
     RungResult,
     Stage,
+    TrialLengths,
     TrialResult,
 )
 
@@ -34,6 +36,7 @@ class TrialIdentity:
     spec_hash: str
     retry_of: int | None
     repeat_of: int | None
+    lengths: TrialLengths = TrialLengths.SEARCH
 
 
 @dataclass(slots=True)
@@ -118,6 +121,7 @@ def conclude(
         rungs=tuple(keeper.rungs),
         log_path=log_path,
         timing_s={"measured": sum(rung.window_s for rung in keeper.rungs)},
+        lengths=identity.lengths,
     )
 
 
@@ -151,18 +155,14 @@ def _missing_words(settings: StudySettings, rungs: Sequence[RungResult]) -> str:
 
 
 def slo_constraints(settings: StudySettings, rungs: Sequence[RungResult]) -> tuple[float, ...]:
-    """Each limit's excess in seconds at the first objective's rung; <= 0 is kept.
-
-    A limit whose latency was not measured counts as missed by the limit itself.
-    """
+    """Each limit's excess in seconds at the first objective's rung; <= 0 is kept."""
     rung = _rung_at(settings, rungs, settings.objectives[0].concurrency)
     if rung is None:
         return ()
-    excess = []
-    for limit in settings.slo:
-        value = metric_value(rung, f"{limit.metric}.{limit.percentile}")
-        excess.append(limit.limit_s if value is None else value - limit.limit_s)
-    return tuple(excess)
+    return tuple(
+        excess_s(metric_value(rung, f"{limit.metric}.{limit.percentile}"), limit.limit_s)
+        for limit in settings.slo
+    )
 
 
 def _outcome(

@@ -46,6 +46,8 @@ LAYERS = (
     "expression",
     "label",
     "trial",
+    "lengths",
+    "kinds",
     "clock",
     "errors",
 )

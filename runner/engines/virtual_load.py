@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from runner.load.ramp import Ramp
 from runner.load.workload import PlannedRequest, RequestSource, mean_tokens
@@ -139,7 +139,7 @@ class VirtualLoad:
 
     def _arrive(self, now_s: float) -> None:
         if self._is_open_loop:
-            self._send(self._arrivals - 1, now_s)
+            self._send(self._arrivals - 1, now_s, due_s=now_s)
             self._plan_arrival(now_s)
         else:
             self._begin_stream(now_s)
@@ -157,11 +157,12 @@ class VirtualLoad:
         self._next_arrival_s = now_s + self._source.arrival_gap(self._arrivals) / rate
         self._arrivals += 1
 
-    def _send(self, stream: int, now_s: float) -> None:
+    def _send(self, stream: int, now_s: float, due_s: float | None = None) -> None:
         """Send the next request of a stream; streams are dealt round-robin to the engines."""
         place = stream % len(self._engines)
         engine = self._engines[place]
         planned = self._source.next()
+        planned = planned if due_s is None else replace(planned, due_s=due_s)
         send_s = max(now_s, self._client_free_s)
         self._client_free_s = send_s + SEND_GAP_S
         cached_tokens = planned.shared_tokens if self._has_prefix_cache else 0
@@ -255,4 +256,5 @@ def _record(flight: _Flight, stopped_s: float) -> RequestRecord:
         wanted_tokens=flight.planned.output_tokens,
         cached_tokens=flight.cached_tokens if token_s else 0,
         status=RequestStatus.OK if flight.is_done else RequestStatus.CUT,
+        due_s=flight.planned.due_s,
     )

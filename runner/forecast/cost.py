@@ -11,10 +11,14 @@ from runner.forecast.estimate import Estimator
 from runner.forecast.prediction import RungPrediction
 from runner.forecast.setting import PlannedSetting
 from runner.machine.shape import start_phases
+from runner.measure.restarts import FEWEST
+from runner.measure.window import longest_ramp_s
+from runner.plans import levels, rung_plans
 from runner.settings import StudySettings
-from runner.trial import LoadProtocol
+from runner.trial import LoadPlan, LoadProtocol
 
-PERIODS = 3.0  # request lifetimes after which a window is usually precise enough
+# Request lifetimes before a window opens: 4.1 to 6.0 in simulated closed loops, 2.8 of one stream.
+RAMP_LIVES, LONE_RAMP_LIVES = 5.5, 3.0
 MOST_COSTED = 300  # settings over which a mean trial is taken
 
 
@@ -44,12 +48,14 @@ class _Spent:
 def study_cost(
     settings: StudySettings,
     estimator: Estimator,
+    confirming: Estimator,
     runnable: Sequence[PlannedSetting],
     baselines: Sequence[PlannedSetting],
 ) -> Cost:
     """The expected cost; settings of the search are taken to be drawn evenly from `runnable`.
 
-    Consecutive trials share a launch where they need the same; a re-measurement has its own.
+    `estimator` has the lengths of the search, `confirming` those of re-measurements. Consecutive
+    trials share a launch where they need the same; a re-measurement has its own.
     """
     search = settings.search
     searched = min(max(search.trials - len(baselines), 0), len(runnable))
@@ -60,15 +66,19 @@ def study_cost(
     launches = own + (math.ceil(1 + (searched - 1) * (1 - shared)) if searched else 0)
     step = max(1, len(runnable) // MOST_COSTED)
     sample = [*runnable[::step], *baselines]
-    trials = len(baselines) + searched + remeasured
+    trials = len(baselines) + searched
     if not sample:
         return Cost(0, 0, 0, 0.0, 0.0)
-    measured = [_trial(settings, estimator, planned) for planned in sample]
+    once, again = rung_plans(settings, 0), rung_plans(settings, 0, is_repeat=True)
+    measured = [_trial(settings, estimator, planned, once) for planned in sample]
+    confirmed = [_trial(settings, confirming, planned, again) for planned in sample]
     started = [_start(estimator, planned) for planned in sample]
     time_s = launches * _mean_s(started) + trials * _mean_s(measured)
+    time_s += remeasured * _mean_s(confirmed)
     energy_j = launches * _mean_j(started) + trials * _mean_j(measured)
+    energy_j += remeasured * _mean_j(confirmed)
     time_s /= settings.engine.time_scale
-    whole = Cost(len(baselines) + searched, remeasured, launches, time_s, energy_j)
+    whole = Cost(trials, remeasured, launches, time_s, energy_j)
     return _within_budgets(settings, whole)
 
 
@@ -95,27 +105,35 @@ def _within_budgets(settings: StudySettings, whole: Cost) -> Cost:
     )
 
 
-def _trial(settings: StudySettings, estimator: Estimator, planned: PlannedSetting) -> _Spent:
+def _trial(
+    settings: StudySettings,
+    estimator: Estimator,
+    planned: PlannedSetting,
+    plans: Sequence[LoadPlan],
+) -> _Spent:
     """The warm-up and every rung of one trial."""
-    rungs = [estimator.rung(planned, level) for level in settings.workload.ladder]
+    rungs = [estimator.rung(planned, level) for level in levels(settings)]
     warmup = max(rungs, key=lambda rung: rung.level)
     warmup_s = _life_s(estimator, warmup)
-    spans_s = [_rung_s(settings, estimator, rung) for rung in rungs]
+    spans_s = [_rung_s(plan, estimator, rung) for plan, rung in zip(plans, rungs, strict=True)]
     energy_j = sum(rung.power_w * span_s for rung, span_s in zip(rungs, spans_s, strict=True))
     return _Spent(warmup_s + sum(spans_s), energy_j + warmup.power_w * warmup_s)
 
 
-def _rung_s(settings: StudySettings, estimator: Estimator, rung: RungPrediction) -> float:
-    """The ramp-up and the window of one rung."""
-    measure, life_s = settings.measure, _life_s(estimator, rung)
-    match settings.workload.protocol:
+def _rung_s(plan: LoadPlan, estimator: Estimator, rung: RungPrediction) -> float:
+    """The ramp-ups and windows of one rung, the fewest restarts of its load."""
+    life_s = _life_s(estimator, rung)
+    ramp_s = (RAMP_LIVES if plan.concurrency > 1 else LONE_RAMP_LIVES) * life_s
+    loads = plan.restarts
+    match plan.protocol:
         case LoadProtocol.BURST:
-            return rung.level * estimator.output.mean / rung.output_throughput
+            return loads * rung.level * estimator.output.mean / rung.output_throughput
         case LoadProtocol.OPEN_LOOP:
-            ramp_s = measure.min_window_s / 2
+            ramp_s = plan.min_window_s / 2
         case LoadProtocol.CLOSED_LOOP:
-            ramp_s = min(life_s, measure.max_window_s)
-    return ramp_s + min(max(measure.min_window_s, PERIODS * life_s), measure.max_window_s)
+            loads += plan.restarts >= FEWEST and plan.concurrency > 1  # the probe
+    window_s = min(max(plan.min_window_s, plan.min_periods * life_s), plan.max_window_s)
+    return loads * (min(ramp_s, longest_ramp_s(plan)) + window_s)
 
 
 def _life_s(estimator: Estimator, rung: RungPrediction) -> float:

@@ -12,6 +12,7 @@ from runner.forecast.setting import PlannedSetting, plan_setting, study_profile
 from runner.machine.hardware import Profile
 from runner.machine.shape import Refusal, ServerShape
 from runner.machine.steady import SteadyLoad, SteadyModel, SteadyState
+from runner.measure.attainment import excess_s
 from runner.settings import StudySettings
 from runner.trial import LoadProtocol, Params
 
@@ -137,7 +138,8 @@ class Estimator:
     def _misses(self, rung: RungPrediction) -> bool:
         """Whether a mean is above a limit, as every percentile then is that matters."""
         return any(
-            self._latency(rung, limit.metric) > limit.limit_s for limit in self._settings.slo
+            excess_s(self._latency(rung, limit.metric), limit.limit_s) > 0
+            for limit in self._settings.slo
         )
 
 

@@ -41,17 +41,3 @@ def expected_longest(lengths: Lengths, count: int) -> float:
     """About what the longest of `count` requests has."""
     law = replace(lengths, values=tuple(sorted(lengths.values)))
     return float(draw(law, count / (count + 1)))
-
-
-def law_words(lengths: Lengths) -> str:
-    """For example `64 - 192 tokens uniform`."""
-    match lengths.kind:
-        case "fixed":
-            return f"{lengths.a:g} tokens"
-        case "uniform":
-            return f"{lengths.a:g} - {lengths.b:g} tokens uniform"
-        case "normal":
-            return f"{lengths.a:g} tokens normal, deviation {lengths.b:g}"
-        case _:
-            facts = length_facts(lengths)
-            return f"{facts.mean:.4g} tokens on average, {len(lengths.values)} recorded"

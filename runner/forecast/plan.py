@@ -16,6 +16,7 @@ from runner.forecast.equivalence import (
 from runner.forecast.estimate import Estimator
 from runner.forecast.examine import Examined, examine
 from runner.forecast.findings import Finding, group, refusal_example, wastes
+from runner.forecast.own_lengths import OwnLengths, own_lengths
 from runner.forecast.predict import Progress
 from runner.forecast.prediction import plain, rung_document
 from runner.forecast.ranking import (
@@ -34,9 +35,11 @@ from runner.forecast.setting import (
     study_profile,
 )
 from runner.label import setting_label
+from runner.lengths import law_words
 from runner.machine.shape import Refusal
+from runner.plans import at_lengths, lengths_of
 from runner.settings import Choices, StudySettings
-from runner.trial import Params
+from runner.trial import Params, TrialLengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,8 @@ class RefusedBaseline:
 class StudyPlan:
     """Everything `runner plan` shows. `runnable` counts settings that can start.
 
+    The ranking is by the lengths of the search; `own`: what is known of the user's own lengths,
+    None where these are the same.
     `not_modelled`: parameters that the predictions leave out. `unused`: values of parameters that
     are in no setting, because of the GPUs or a constraint.
     """
@@ -68,6 +73,7 @@ class StudyPlan:
     not_modelled: tuple[str, ...]
     unused: tuple[str, ...]
     cost: Cost
+    own: OwnLengths | None = None
 
 
 def make_plan(
@@ -77,7 +83,9 @@ def make_plan(
 ) -> StudyPlan:
     """Plan a study; raises ConfigError when it names no profile."""
     profile = study_profile(settings)
+    asked, settings = settings, at_lengths(settings, TrialLengths.SEARCH)
     estimator = Estimator(settings, profile)
+    confirming = Estimator(at_lengths(asked, lengths_of(asked, 0)), profile)
     examined = examine(settings)
     planned = [plan_setting(settings, profile, params) for params in examined.settings]
     runnable = [each for each in planned if isinstance(each, PlannedSetting)]
@@ -102,6 +110,7 @@ def make_plan(
     checked = [each for members in alike for each in members[:CHECKED]]
     return StudyPlan(
         settings=settings,
+        own=own_lengths(asked, estimator, [*best, *named.values()]),
         examined=examined,
         runnable=len(runnable),
         refused=_refused(examined.settings, planned),
@@ -118,7 +127,7 @@ def make_plan(
         refused_baselines=tuple(refused_baselines),
         not_modelled=not_modelled(_names(settings)),
         unused=_unused(settings, examined),
-        cost=study_cost(settings, estimator, runnable, list(named.values())),
+        cost=study_cost(settings, estimator, confirming, runnable, list(named.values())),
     )
 
 
@@ -177,6 +186,7 @@ def plan_document(plan: StudyPlan) -> dict[str, object]:
 
     `space.settings` counts the whole space, null when it is too large to count; `space.examined`
     and `space.runnable` count what was looked at, a seeded sample where `sampled` is true.
+    `lengths` is there where the search has other lengths than the workload.
     """
     return {
         "name": plan.settings.name,
@@ -211,6 +221,16 @@ def plan_document(plan: StudyPlan) -> dict[str, object]:
         "launches": plan.cost.launches,
         "time_s": plan.cost.time_s,
         "energy_j": plan.cost.energy_j,
+        **({} if plan.own is None else {"lengths": _lengths_document(plan.own)}),
+    }
+
+
+def _lengths_document(own: OwnLengths) -> dict[str, object]:
+    """`other_leader`: the label of the setting that leads at the workload's lengths, or null."""
+    return {
+        "search": law_words(own.search),
+        "workload": law_words(own.own),
+        "other_leader": None if own.leader is None else setting_label(own.leader.params),
     }
 
 

@@ -10,8 +10,9 @@ from runner.forecast.prediction import Basis, Prediction
 from runner.forecast.setting import not_modelled, plan_setting, study_profile
 from runner.forecast.simulate import Effort, Job, Sample, combine, make_job, run_jobs
 from runner.machine.shape import Refusal
+from runner.plans import at_lengths
 from runner.settings import StudySettings
-from runner.trial import LoadStart, Params
+from runner.trial import LoadStart, Params, TrialLengths
 
 EFFORT = Effort(lives=3.0, most_work=1.2e6, start=LoadStart.GRADUAL)
 DEFAULT_SEEDS = 5
@@ -38,6 +39,7 @@ def predict(
     a trial of the setting would get, replicas included; how long each rung is simulated:
     simulate.py. Raises ConfigError when the study names no profile.
     """
+    settings = at_lengths(settings, TrialLengths.WORKLOAD)
     profile = study_profile(settings)
     estimator = Estimator(settings, profile)
     planned = plan_setting(settings, profile, params)

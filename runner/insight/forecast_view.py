@@ -10,14 +10,14 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from runner.forecast.lengths import law_words
 from runner.forecast.predict import Progress
 from runner.forecast.prediction import Prediction, RungPrediction
 from runner.forecast.setting import study_profile
 from runner.insight.live import duration_words
 from runner.insight.output import print_for_people
-from runner.insight.summary import format_number
+from runner.insight.words import format_number
 from runner.label import setting_label
+from runner.lengths import law_words
 from runner.settings import StudySettings
 from runner.trial import LoadProtocol, Params
 
@@ -108,7 +108,7 @@ def show(parts: list[RenderableType], stream: TextIO) -> None:
 
 
 def load_words(settings: StudySettings) -> str:
-    """For example `Closed loop: prompt 64 tokens, output 64 - 192 tokens uniform.`."""
+    """For example `Closed loop: prompt 64 tokens, output 64 - 192 tokens.`."""
     work = settings.workload
     words = PROTOCOL_WORDS[work.protocol].capitalize()
     prompt, output = law_words(work.prompt_tokens), law_words(work.output_tokens)

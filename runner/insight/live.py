@@ -8,12 +8,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
+from runner.insight.confirmation import lengths_words
 from runner.insight.ranking import rank
-from runner.insight.summary import counted, format_value, short_reason
+from runner.insight.summary import counted, short_reason
+from runner.insight.words import format_value
 from runner.label import setting_label
 from runner.plans import rung_plans
 from runner.settings import StudySettings
-from runner.trial import Params, RungResult, TrialResult
+from runner.trial import Params, RungResult, TrialLengths, TrialResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,7 @@ class TrialStarted:
     name: str | None
     params: Params
     repeat_of: int | None = None
+    lengths: TrialLengths = TrialLengths.SEARCH
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,9 +149,9 @@ class Session:
                 shown = self.launch
                 if shown is None or (shown.number, shown.phase) != (launch, phase):
                     self.launch = RunningLaunch(launch, phase, now_s)
-            case TrialStarted(number, name, params, repeat_of):
-                again = "" if repeat_of is None else f" (#{repeat_of} again)"
-                self.trial = RunningTrial(number, name, setting_label(params) + again)
+            case TrialStarted(number, name, params, repeat_of, lengths):
+                label = setting_label(params) + self._again_words(repeat_of, lengths)
+                self.trial = RunningTrial(number, name, label)
             case RungProgress():
                 self.launch = None
                 self.trial = self.trial and replace(self.trial, glimpse=event)
@@ -198,20 +201,32 @@ class Session:
 
     def best_words(self, *, with_setting: bool = True) -> str | None:
         """`#5 pp8 d8 cap4 graph triton 582 tokens/s at C=32`."""
-        if self.settings is None or (best := rank(self.results, self.settings).best) is None:
+        if self.settings is None:
+            return None
+        ranking = rank(self.results, self.settings)
+        if (best := ranking.best) is None:
             return None
         value = format_value(best.values[0], self.settings.objectives[0])
+        if at := lengths_words(ranking.lengths, self.settings):
+            value += f", {at}"
         label = f" {setting_label(best.params)}" if with_setting else ""
         return f"#{best.number}{label} {value}"
 
     def result_words(self, result: TrialResult) -> str:
         """`#7 pp8 d8 complete, 540 tokens/s at C=32`, or the outcome and its reason."""
-        again = "" if result.repeat_of is None else f" (#{result.repeat_of} again)"
+        again = self._again_words(result.repeat_of, result.lengths)
         what = f"#{result.number}{again} {setting_label(result.params)} {result.outcome}"
         if result.values and self.settings is not None:
             return f"{what}, {format_value(result.values[0], self.settings.objectives[0])}"
         reason = short_reason(result)
         return f"{what}, {reason}" if reason else what
+
+    def _again_words(self, repeat_of: int | None, lengths: TrialLengths) -> str:
+        """` (#3 again, at your lengths)`; empty for a trial of the search."""
+        if repeat_of is None:
+            return ""
+        at = "" if self.settings is None else lengths_words(lengths, self.settings)
+        return f" (#{repeat_of} again, {at})" if at else f" (#{repeat_of} again)"
 
 
 def duration_words(duration_s: float) -> str:

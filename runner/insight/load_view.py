@@ -12,11 +12,12 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from runner.forecast.lengths import law_words, length_facts
+from runner.forecast.lengths import length_facts
 from runner.insight.forecast_view import PADDING, PROTOCOL_WORDS, show
 from runner.insight.live import duration_words
 from runner.insight.load_result import LimitCheck, LoadResult
-from runner.insight.summary import format_number
+from runner.insight.words import format_number
+from runner.lengths import law_words
 from runner.load.client import Target
 from runner.load.generator import LoadProgress
 from runner.trial import Arrivals, Distribution, LoadPlan, LoadProtocol

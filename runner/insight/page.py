@@ -7,7 +7,8 @@ from html import escape
 from pathlib import Path
 
 from runner.insight.chart import Series, line_chart
-from runner.insight.summary import Row, Summary, format_number, summarize
+from runner.insight.summary import Row, Summary, summarize
+from runner.insight.words import format_number
 from runner.measure.idle import IdleGpu
 from runner.settings import Choices, Parameter, StudySettings
 from runner.trial import TrialResult
@@ -27,7 +28,8 @@ def html_page(
         f'<p class="quiet">{escape(summary.conditions)}</p>',
         _verdict(summary),
         _charts(summary),
-        _settings_table(summary),
+        _settings_table(summary, summary.rows_title or "Settings, best first", summary.rows),
+        _settings_table(summary, summary.searched_title, summary.searched_rows),
         _unfinished_table(summary),
         _space(settings),
     ]
@@ -87,23 +89,24 @@ def _styles(rows: Sequence[Row]) -> dict[int, str]:
     return styles | {row.number: "best" for row in rows if row.mark == "best"}
 
 
-def _settings_table(summary: Summary) -> str:
-    if not summary.rows:
+def _settings_table(summary: Summary, title: str, rows: Sequence[Row]) -> str:
+    if not rows:
         return ""
     top = f"C={summary.objective.concurrency:g}"
     heads = [f"tokens/s C={c}" for c in summary.ladder]
     heads += [f"{what} {top}" for what in ("W", "tokens/J", "TTFT p99 s", "TPOT p99 ms")]
     head = _cells("th", ["", "trial", "setting"], ["", "", "setting"])
+    heads += [f"requests within limits {top}"] if summary.has_limits else []
     head += _cells("th", [*heads, "measured"])
-    body = "".join(_row(row) for row in summary.rows)
+    body = "".join(_row(row, has_limits=summary.has_limits) for row in rows)
     legend = "~ cannot be told from the best at this noise; slo: misses a latency limit."
     return (
-        f'<h2>Settings, best first</h2><div class="wide"><table><tr>{head}</tr>{body}</table>'
+        f'<h2>{escape(title)}</h2><div class="wide"><table><tr>{head}</tr>{body}</table>'
         f'</div><p class="quiet">{legend}</p>'
     )
 
 
-def _row(row: Row) -> str:
+def _row(row: Row, *, has_limits: bool) -> str:
     tpot_ms = None if row.tpot_p99_s is None else 1000.0 * row.tpot_p99_s
     numbers = [*row.throughput, row.power_w, row.tokens_per_joule, row.ttft_p99_s, tpot_ms]
     name = f" <small>baseline {escape(row.baseline)}</small>" if row.baseline else ""
@@ -113,9 +116,18 @@ def _row(row: Row) -> str:
         + _cells("td", [row.mark, f"#{row.number}"])
         + f'<td class="setting">{escape(row.label)}{name}</td>'
         + _cells("td", [format_number(number) for number in numbers])
+        + (_cells("td", [_attainment(row)]) if has_limits else "")
         + _cells("td", [f"{row.measurements}x"])
         + "</tr>"
     )
+
+
+def _attainment(row: Row) -> str:
+    """The share with its interval: `99.2 % (98.1 - 99.7)`."""
+    if row.attainment is None:
+        return format_number(None)
+    share, low, high = (100.0 * value for value in row.attainment)
+    return f"{share:.1f} % ({low:.1f} - {high:.1f})"
 
 
 def _unfinished_table(summary: Summary) -> str:

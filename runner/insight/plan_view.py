@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runner.forecast.findings import Finding
+from runner.forecast.own_lengths import OwnLengths
 from runner.forecast.plan import StudyPlan
 from runner.forecast.prediction import Basis
 from runner.forecast.ranking import SEEDS, Ranked
@@ -22,9 +23,10 @@ from runner.insight.forecast_view import (
     show,
 )
 from runner.insight.live import duration_words
-from runner.insight.summary import format_number
+from runner.insight.words import format_number
 from runner.label import setting_label
 from runner.launch import CAP, as_int
+from runner.lengths import law_words
 from runner.settings import Direction, StudySettings
 from runner.trial import EngineKind, Params
 
@@ -42,6 +44,8 @@ def print_plan(plan: StudyPlan, stream: TextIO) -> None:
 def _parts(plan: StudyPlan) -> Iterator[RenderableType]:
     yield Text(f"{plan.settings.name}: {_space_words(plan)}", style="bold")
     yield Text(load_words(plan.settings), style="dim")
+    if plan.own is not None:
+        yield from _own_lengths(plan, plan.own)
     yield Text(model_words(plan.settings), style="dim")
     if plan.not_modelled:
         yield Text(not_modelled_words(plan.not_modelled), style="yellow")
@@ -68,6 +72,25 @@ def _parts(plan: StudyPlan) -> Iterator[RenderableType]:
     yield Text(_basis_words(plan), style="dim")
     yield Text("")
     yield from _cost(plan)
+
+
+def _own_lengths(plan: StudyPlan, own: OwnLengths) -> Iterator[Text]:
+    """Whose lengths these are, and whether the user's own have another leader."""
+    words = f"{law_words(own.search)} is what the search asks for, and what is ranked here"
+    if plan.settings.measure.finalists:
+        words += f"; finalists and baselines are measured again at your {law_words(own.own)}"
+    yield Text(f"{words}.", style="dim")
+    if any(limit.metric == "e2e_s" for limit in plan.settings.slo):
+        words = "Limits on e2e_s are easier to keep with the replies of the search."
+        yield Text(words, style="yellow")
+    if own.leader is not None:
+        label = setting_label(own.leader.params)
+        yield Text(
+            f"At your lengths the closed form puts another setting first: {label}. "
+            "Have enough finalists (measure.finalists), or search at your lengths "
+            "(search.output_tokens).",
+            style="yellow",
+        )
 
 
 def _heading(words: str) -> Text:

@@ -3,6 +3,9 @@
 A setting is one point of the search space: a complete trial and its re-measurements (trials that
 repeat it). Its value is the mean over these measurements.
 
+- Measurements with other lengths of replies are never compared or averaged. Where finalists were
+  measured at the user's own lengths, these alone are ranked; the ranking by the lengths of the
+  search goes with it (`searched`), with a noise of its own.
 - Settings that keep every latency limit come before those that do not; among the latter, the
   smaller violation comes first.
 - An unconfirmed setting never leads: once searched settings were re-measured, the leader is one
@@ -20,10 +23,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runner.settings import Direction, Objective, StudySettings
-from runner.trial import Outcome, Params, RungResult, TrialResult
+from runner.trial import Outcome, Params, RungResult, TrialLengths, TrialResult
 
 STUDENT_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)  # 97.5 %, dof 1 .. 10
 STUDENT_T_BEYOND = 2.0
@@ -31,14 +34,13 @@ STUDENT_T_BEYOND = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Setting:
-    """One setting with all its complete measurements; the first gives it number and name."""
+    """One setting with its complete measurements at one law of lengths.
+
+    `result` is its first measurement of all, which gives it number and name.
+    """
 
     measurements: tuple[TrialResult, ...]
-
-    @property
-    def result(self) -> TrialResult:
-        """The first measurement."""
-        return self.measurements[0]
+    result: TrialResult
 
     @property
     def number(self) -> int:
@@ -73,12 +75,18 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """The settings of a study, best first. `noise` is relative, of one measurement."""
+    """The settings of a study, best first. `noise` is relative, of one measurement.
+
+    All values are of trials with these `lengths`. `searched` is the ranking by the lengths of the
+    search where this one is by the user's own, else None.
+    """
 
     settings: tuple[Setting, ...]
     contenders: tuple[Setting, ...]
     noise: float
     objectives: tuple[Objective, ...]
+    lengths: TrialLengths = TrialLengths.SEARCH
+    searched: Ranking | None = None
 
     @property
     def best(self) -> Setting | None:
@@ -90,6 +98,10 @@ class Ranking:
         """The measured baselines, in the order they were measured."""
         named = (setting for setting in self.settings if setting.name is not None)
         return tuple(sorted(named, key=lambda setting: setting.number))
+
+    def find(self, number: int) -> Setting | None:
+        """The setting of this number, if it has a value here."""
+        return next((setting for setting in self.settings if setting.number == number), None)
 
     def advantage(self, over: Setting, of: Setting) -> float | None:
         """How many times better `of` is than `over` in the first objective; > 1 is better."""
@@ -105,11 +117,19 @@ class Ranking:
 
 def rank(results: Sequence[TrialResult], settings: StudySettings) -> Ranking:
     """Order the complete trials of a study; results may come in any order."""
-    groups = _group(results)
+    searched = _rank_at(results, settings, TrialLengths.SEARCH)
+    confirmed = _rank_at(results, settings, TrialLengths.WORKLOAD)
+    return replace(confirmed, searched=searched) if confirmed.settings else searched
+
+
+def _rank_at(
+    results: Sequence[TrialResult], settings: StudySettings, lengths: TrialLengths
+) -> Ranking:
+    groups = _group(results, lengths)
     noise = _noise(groups, settings)
     ordered = _order(groups, settings)
     contenders = _contenders(ordered, noise, settings)
-    return Ranking(tuple(ordered), tuple(contenders), noise, settings.objectives)
+    return Ranking(tuple(ordered), tuple(contenders), noise, settings.objectives, lengths)
 
 
 def origin(result: TrialResult) -> int:
@@ -117,12 +137,17 @@ def origin(result: TrialResult) -> int:
     return result.number if result.repeat_of is None else result.repeat_of
 
 
-def _group(results: Sequence[TrialResult]) -> list[Setting]:
+def _group(results: Sequence[TrialResult], lengths: TrialLengths) -> list[Setting]:
+    by_number = {result.number: result for result in results}
     measured: dict[int, list[TrialResult]] = {}
     for result in sorted(results, key=lambda result: (result.repeat_of is not None, result.number)):
+        if result.lengths is not lengths:
+            continue
         if result.outcome is Outcome.COMPLETE and result.values:
             measured.setdefault(origin(result), []).append(result)
-    return [Setting(tuple(group)) for group in measured.values()]
+    return [
+        Setting(tuple(group), by_number.get(number, group[0])) for number, group in measured.items()
+    ]
 
 
 def _order(groups: Sequence[Setting], settings: StudySettings) -> list[Setting]:

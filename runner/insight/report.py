@@ -9,10 +9,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from runner.insight.confirmation import lengths_document
 from runner.insight.output import print_for_people
 from runner.insight.power_words import power_document
 from runner.insight.ranking import rank
-from runner.insight.summary import Row, Summary, Unfinished, format_number, summarize
+from runner.insight.summary import Row, Summary, Unfinished, summarize
+from runner.insight.words import format_number
 from runner.measure.idle import IdleGpu
 from runner.record.codec import encode
 from runner.record.store import StudyState
@@ -22,6 +24,7 @@ from runner.trial import TrialResult
 RUNG_WIDTH = 6  # a cell of tokens/s with its padding
 FIXED_WIDTH = 40  # the other cells with their padding, but for the setting
 OBJECTIVE_WIDTH = 10
+LIMITS_WIDTH = 6
 LEAST_LABEL_WIDTH, MOST_LABEL_WIDTH = 18, 34
 PADDING = (0, 1, 0, 0)
 STYLES = {"best": "bold green", "~": "green", "slo": "yellow", "": ""}
@@ -34,15 +37,20 @@ LEGEND = {
 def report_document(
     results: Sequence[TrialResult], settings: StudySettings, idle: Sequence[IdleGpu] = ()
 ) -> dict[str, object]:
-    """The JSON answer of `runner report`: best, contenders, baselines, every trial, the power."""
+    """The JSON answer of `runner report`: best, contenders, baselines, every trial, the power.
+
+    Where the search had other lengths than the workload, `lengths` has both orders.
+    """
     ranking = rank(results, settings)
     ordered = sorted(results, key=lambda result: result.number)
+    lengths = lengths_document(ranking, settings)
     return {
         "best": None if ranking.best is None else encode(ranking.best.result),
         "contenders": [setting.number for setting in ranking.contenders],
         "baselines": [encode(result) for result in _last_of_each_baseline(ordered)],
         "trials": [encode(result) for result in ordered],
         "power": power_document(ranking, idle),
+        **({} if lengths is None else {"lengths": lengths}),
     }
 
 
@@ -72,7 +80,9 @@ def _render(
     console.print(Text(summary.conditions, style="dim"))
     if summary.rows:
         rungs = _shown_rungs(summary, console.width)
-        console.print(_settings_table(summary, rungs))
+        _print_rows(console, summary, summary.rows_title, summary.rows, rungs)
+        if summary.searched_rows:
+            _print_rows(console, summary, summary.searched_title, summary.searched_rows, rungs)
         console.print(Text("; ".join(_legend(summary, rungs)), style="dim"))
     if summary.unfinished:
         console.print(Text("\nNot measured to the end", style="bold"))
@@ -85,11 +95,20 @@ def _render(
         console.print(Text(step), soft_wrap=True)
 
 
+def _print_rows(
+    console: Console, summary: Summary, title: str, rows: Sequence[Row], rungs: Sequence[int]
+) -> None:
+    if title:
+        console.print(Text(f"\n{title}", style="bold"))
+    console.print(_settings_table(summary, rows, rungs))
+
+
 def _shown_rungs(summary: Summary, width: int) -> tuple[int, ...]:
-    longest = max(len(_label(row)) for row in summary.rows)
+    longest = max(len(_label(row)) for row in (*summary.rows, *summary.searched_rows))
     label_width = min(max(longest, LEAST_LABEL_WIDTH), MOST_LABEL_WIDTH)
-    objective_width = 0 if summary.is_objective_shown else OBJECTIVE_WIDTH
-    room = (width - FIXED_WIDTH - label_width - objective_width) // RUNG_WIDTH
+    extra = 0 if summary.is_objective_shown else OBJECTIVE_WIDTH
+    extra += LIMITS_WIDTH if summary.has_limits else 0
+    room = (width - FIXED_WIDTH - label_width - extra) // RUNG_WIDTH
     return choose_rungs(summary.ladder, summary.objective.concurrency, room)
 
 
@@ -107,7 +126,7 @@ def _label(row: Row | Unfinished) -> str:
     return f"{row.label} [{row.baseline}]" if row.baseline else row.label
 
 
-def _settings_table(summary: Summary, shown: Sequence[int]) -> Table:
+def _settings_table(summary: Summary, rows: Sequence[Row], shown: Sequence[int]) -> Table:
     table = Table(box=None, padding=PADDING, pad_edge=False)
     table.add_column("", no_wrap=True)
     table.add_column("trial", no_wrap=True, justify="right")
@@ -115,13 +134,16 @@ def _settings_table(summary: Summary, shown: Sequence[int]) -> Table:
     for concurrency in shown:
         table.add_column(f"C={concurrency}\ntok/s", justify="right", no_wrap=True)
     titles = ["power\nW", "\ntok/J", "TTFT\np99 s", "TPOT\np99 ms", "\nn"]
+    if summary.has_limits:
+        titles.append("SLO\n%")
     if not summary.is_objective_shown:
         titles.append(summary.objective.metric.replace(".", "\n"))
     for title in titles:
         table.add_column(title, justify="right", no_wrap=True)
-    for row in summary.rows:
+    for row in rows:
         rungs = dict(zip(summary.ladder, row.throughput, strict=True))
         cells = _cells(row, [rungs[c] for c in shown])
+        cells += [Text(_percent(row.attainment))] if summary.has_limits else []
         cells += [] if summary.is_objective_shown else [Text(format_number(row.objective))]
         table.add_row(*cells, style=STYLES[row.mark])
     return table
@@ -136,12 +158,18 @@ def _cells(row: Row, throughput: Sequence[float | None]) -> list[Text]:
     return [Text(cell) for cell in cells]
 
 
+def _percent(attainment: tuple[float, float, float] | None) -> str:
+    return "-" if attainment is None else f"{100.0 * attainment[0]:.1f}"
+
+
 def _legend(summary: Summary, shown: Sequence[int]) -> list[str]:
-    marks = {row.mark for row in summary.rows}
-    notes = ["[name] baseline"] if any(row.baseline for row in summary.rows) else []
+    rows = (*summary.rows, *summary.searched_rows)
+    marks = {row.mark for row in rows}
+    notes = ["[name] baseline"] if any(row.baseline for row in rows) else []
     notes += [words for mark, words in LEGEND.items() if mark in marks]
     notes.append(f"W, tok/J, TTFT, TPOT at C={summary.objective.concurrency:g}")
     notes.append("n measurements")
+    notes += ["SLO requests that meet every limit"] if summary.has_limits else []
     if any(row.power_w is None for row in summary.rows):
         notes.append("W - unavailable")
     if hidden := [str(c) for c in summary.ladder if c not in shown]:

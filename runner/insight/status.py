@@ -6,9 +6,11 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
+from runner.insight.confirmation import lengths_words
 from runner.insight.live import duration_words
 from runner.insight.ranking import rank
-from runner.insight.summary import counted, format_value
+from runner.insight.summary import counted
+from runner.insight.words import format_value
 from runner.label import setting_label
 from runner.record.codec import encode
 from runner.record.store import StudyProgress, StudyState
@@ -47,10 +49,12 @@ def status_document(
 
 def best_words(results: Sequence[TrialResult], settings: StudySettings) -> str | None:
     """`#3 pp4 tp2 d8 cap59 graph, 212 tokens/s at C=8`, the value the mean as in the report."""
-    best = rank(results, settings).best
-    if best is None:
+    ranking = rank(results, settings)
+    if (best := ranking.best) is None:
         return None
     value = format_value(best.values[0], settings.objectives[0])
+    if at := lengths_words(ranking.lengths, settings):
+        value += f", {at}"
     return f"#{best.number} {setting_label(best.params)}, {value}"
 
 

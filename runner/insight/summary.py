@@ -6,12 +6,15 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from runner.insight.confirmation import confirmation_words, lengths_title
 from runner.insight.power_words import power_words
 from runner.insight.ranking import Ranking, Setting, rank
+from runner.insight.words import format_number, format_value
 from runner.label import setting_label
+from runner.lengths import law_words
 from runner.measure.idle import IdleGpu
 from runner.settings import Objective, StudySettings
-from runner.trial import EngineKind, Lengths, Outcome, RungResult, TrialResult
+from runner.trial import EngineKind, Outcome, RungResult, TrialLengths, TrialResult
 
 COUNT_WORDS = {1: "once", 2: "twice"}
 COUNTED = (Outcome.COMPLETE, Outcome.PRUNED)
@@ -25,6 +28,7 @@ class Row:
     """One measured setting; latency, power and efficiency are those of the objective's rung.
 
     `mark` is "best", "~" (cannot be told from the best), "slo" (misses a limit) or "".
+    `attainment` is the share of requests that met every limit, with its 95 % interval.
     """
 
     number: int
@@ -39,6 +43,7 @@ class Row:
     tpot_p99_s: float | None
     objective: float
     measurements: int
+    attainment: tuple[float, float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +61,9 @@ class Unfinished:
 class Summary:
     """A whole report. `ladder` are the concurrencies of Row.throughput and Row.power, ascending.
 
-    `power` are sentences on what the GPUs draw, idle and at the best setting, and may draw.
+    Where finalists were measured at the user's own lengths, `rows` are these, and `searched_rows`
+    all settings by the lengths of the search; the titles say so, else both are empty. `power` are
+    sentences on what the GPUs draw, idle and at the best setting, and may draw.
     """
 
     name: str
@@ -68,6 +75,14 @@ class Summary:
     unfinished: tuple[Unfinished, ...]
     verdict: tuple[str, ...]
     power: tuple[str, ...] = ()
+    rows_title: str = ""
+    searched_rows: tuple[Row, ...] = ()
+    searched_title: str = ""
+
+    @property
+    def has_limits(self) -> bool:
+        """Whether rows say how many requests met the limits."""
+        return any(row.attainment is not None for row in (*self.rows, *self.searched_rows))
 
     @property
     def is_objective_shown(self) -> bool:
@@ -80,6 +95,7 @@ def summarize(
 ) -> Summary:
     """Everything a report shows of a study so far."""
     ranking = rank(results, settings)
+    searched = () if ranking.searched is None else ranking.searched.settings
     ladder = tuple(sorted({rung.concurrency for result in results for rung in result.rungs}))
     return Summary(
         name=settings.name,
@@ -89,8 +105,11 @@ def summarize(
         objective=settings.objectives[0],
         rows=tuple(_row(setting, ranking, ladder) for setting in ranking.settings),
         unfinished=tuple(_unfinished(results)),
-        verdict=tuple(_verdict(ranking, results)),
+        verdict=tuple(_verdict(ranking, results, settings)),
         power=tuple(power_words(ranking, idle)),
+        rows_title=lengths_title(ranking.lengths, settings),
+        searched_rows=tuple(_row(each, ranking.searched or ranking, ladder) for each in searched),
+        searched_title=lengths_title(TrialLengths.SEARCH, settings) if searched else "",
     )
 
 
@@ -109,28 +128,6 @@ def count_words(results: Sequence[TrialResult], settings: StudySettings) -> str:
     text = f"{counted(results)} of {settings.search.trials} trials"
     text += f": {', '.join(parts)}" if parts else ""
     return text + (f"; {', '.join(rest)}" if rest else "")
-
-
-def format_number(value: float | None) -> str:
-    """At least three significant digits, no exponent; a dash for what is unavailable."""
-    if not value:
-        return "-" if value is None else "0"
-    for limit, digits in ((100.0, 0), (10.0, 1), (1.0, 2)):
-        if abs(value) >= limit:
-            return f"{value:.{digits}f}"
-    return f"{value:.3f}"
-
-
-def format_value(value: float, objective: Objective) -> str:
-    """A value of the objective with its unit and rung."""
-    match objective.metric:
-        case "output_throughput":
-            text = f"{format_number(value)} tokens/s"
-        case "tokens_per_joule":
-            text = f"{format_number(value)} tokens/J"
-        case metric:
-            text = f"{metric} {format_number(value)}"
-    return f"{text} at C={objective.concurrency:g}"
 
 
 def measured_words(setting: Setting) -> str:
@@ -156,20 +153,10 @@ def _conditions(settings: StudySettings) -> str:
         servers = f"SGLang, {engine.model}"
     else:
         servers = f"{engine.kind} {engine.profile}: a model's numbers"
-    prompt, output = _length_words(workload.prompt_tokens), _length_words(workload.output_tokens)
-    return f"{servers}; {workload.protocol}, {prompt} tokens in, {output} out"
-
-
-def _length_words(lengths: Lengths) -> str:
-    match lengths.kind:
-        case "fixed":
-            return f"{lengths.a:g}"
-        case "uniform":
-            return f"{lengths.a:g} to {lengths.b:g}"
-        case "normal":
-            return f"{lengths.a:g} (sd {lengths.b:g})"
-        case kind:
-            return kind
+    prompt, output = law_words(workload.prompt_tokens), law_words(workload.output_tokens)
+    search = settings.search.output_tokens
+    shorter = "" if search is None else f" (the search: {law_words(search)})"
+    return f"{servers}; {workload.protocol}, {prompt} in, {output} out{shorter}"
 
 
 def _row(setting: Setting, ranking: Ranking, ladder: Sequence[int]) -> Row:
@@ -188,7 +175,16 @@ def _row(setting: Setting, ranking: Ranking, ladder: Sequence[int]) -> Row:
         tpot_p99_s=_mean(_p99s(rungs, "tpot_s")),
         objective=setting.values[0],
         measurements=len(setting.measurements),
+        attainment=_attainment(rungs),
     )
+
+
+def _attainment(rungs: Sequence[RungResult]) -> tuple[float, float, float] | None:
+    """The share of requests that met every limit and its bounds, each the mean over rungs."""
+    share = _mean(rung.slo_attainment for rung in rungs)
+    low = _mean(rung.slo_attainment_low for rung in rungs)
+    high = _mean(rung.slo_attainment_high for rung in rungs)
+    return None if share is None or low is None or high is None else (share, low, high)
 
 
 def _mark(setting: Setting, ranking: Ranking) -> str:
@@ -230,16 +226,22 @@ def _pruned_reason(result: TrialResult) -> str:
     return f"clearly behind after C={last.concurrency}: {throughput} tokens/s"
 
 
-def _verdict(ranking: Ranking, results: Sequence[TrialResult]) -> Iterable[str]:
+def _verdict(
+    ranking: Ranking, results: Sequence[TrialResult], settings: StudySettings
+) -> Iterable[str]:
     best, objective = ranking.best, ranking.objectives[0]
     if best is None:
         yield "No setting was measured to its end, so there is no best one."
         return
     title = f"Best: #{best.number} {setting_label(best.params)}"
     title += f" (baseline {best.name})" if best.name else ""
-    yield f"{title}: {format_value(best.values[0], objective)}, {measured_words(best)}."
+    value = f"{format_value(best.values[0], objective)}{_interval_words(ranking, best)}"
+    yield f"{title}: {value}, {measured_words(best)}."
+    if words := confirmation_words(ranking, settings):
+        yield words
     if best.violation > 0.0:
-        yield "No setting keeps every latency limit; this one misses them least."
+        where = " of them" if ranking.searched else ""
+        yield f"No setting{where} keeps every latency limit; this one misses them least."
     for baseline in ranking.baselines:
         if baseline is not best:
             yield _comparison(ranking, best, baseline)
@@ -247,6 +249,29 @@ def _verdict(ranking: Ranking, results: Sequence[TrialResult]) -> Iterable[str]:
     for name in dict.fromkeys(r.name for r in results if r.name and r.name not in measured):
         yield f"Baseline {name} has no value to compare with; see its reason above."
     yield _noise_words(ranking)
+    yield from _notes(ranking)
+
+
+def _interval_words(ranking: Ranking, best: Setting) -> str:
+    """How sure a confirmation is that was measured once: what its own window says."""
+    rungs, objective = best.rungs_at(ranking.objectives[0].concurrency), ranking.objectives[0]
+    if ranking.searched is None or len(rungs) != 1 or objective.metric != "output_throughput":
+        return ""
+    width, rate = rungs[0].output_throughput_halfwidth, rungs[0].output_throughput
+    return "" if width is None or rate <= 0.0 else f" (95 %: +- {100.0 * width / rate:.1f} %)"
+
+
+def _notes(ranking: Ranking) -> Iterable[str]:
+    """What rungs say that does not make them invalid, each once."""
+    found: dict[str, list[int]] = {}
+    for setting in ranking.settings:
+        for measurement in setting.measurements:
+            for note in dict.fromkeys(n for rung in measurement.rungs for n in rung.notes):
+                found.setdefault(note, []).append(measurement.number)
+    for note, numbers in found.items():
+        shown = ", ".join(f"#{number}" for number in sorted(numbers)[:MOST_RIVALS])
+        more = f" and {len(numbers) - MOST_RIVALS} more" if len(numbers) > MOST_RIVALS else ""
+        yield f"Note: {note} ({shown}{more})."
 
 
 def _comparison(ranking: Ranking, best: Setting, baseline: Setting) -> str:

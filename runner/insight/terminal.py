@@ -28,7 +28,7 @@ from runner.insight.live import (
     View,
     duration_words,
 )
-from runner.insight.summary import format_number
+from runner.insight.words import format_number
 
 PROGRESS_INTERVAL_S = 10.0
 REFRESH_PER_SECOND = 4
@@ -129,7 +129,8 @@ def event_line(event: Event, session: Session, now_s: float) -> str:
         case RungDone(number, rung):
             rates = _rates(rung.output_throughput, rung.power_w)
             doubt = "" if rung.valid else f"; not valid: {', '.join(rung.reasons)}"
-            return f"#{number} C={rung.concurrency} done: {rates}{doubt}"
+            notes = "".join(f"; note: {note}" for note in rung.notes)
+            return f"#{number} C={rung.concurrency} done: {rates}{doubt}{notes}"
         case TrialDone(result):
             return f"{session.result_words(result)}; {_progress_words(session, now_s)}"
         case StudyEnded(state):

@@ -177,8 +177,6 @@ class Phase:
             self._ramp.start(self._clock.now_s())
             place = stream % len(self._targets)
             self._spawn(self._repeat(place) if self._is_replacing else self._request(place))
-            if self._is_gradual and self._pools[place].idle < SPARE_CONNECTIONS // 2:
-                self._spawn(self._refill(place))
 
     async def _until_due(self) -> None:
         """Wait for the time of the next stream; it moves as the first tokens show how fast."""
@@ -214,7 +212,7 @@ class Phase:
                 wait_s = self._clock.wall_duration_s(due_s - self._clock.now_s())
                 await asyncio.sleep(max(wait_s, 0.0))
                 place = arrival % len(self._targets)
-                self._spawn(self._request(place))
+                self._spawn(self._request(place, due_s))
                 if self._pools[place].idle < SPARE_CONNECTIONS // 2:
                     self._spawn(self._refill(place))
             arrival += 1
@@ -225,10 +223,11 @@ class Phase:
         except OSError:
             return  # the next request meets the same error, and it counts there
 
-    async def _request(self, place: int) -> None:
-        """Send one request to a target and record how it ended."""
+    async def _request(self, place: int, due_s: float | None = None) -> None:
+        """Send one request to a target and record how it ended; `due_s`: of an open loop."""
         target, pool = self._targets[place], self._pools[place]
         request, body = self._stock.take()
+        request = request if due_s is None else replace(request, due_s=due_s)
         self._totals.sent += 1
         reply = Reply(self._totals)
         try:
@@ -283,6 +282,7 @@ class Phase:
                 cached_tokens=cached_tokens,
                 status=status,
                 error=reply.error if status is RequestStatus.FAILED else None,
+                due_s=request.due_s,
             )
         )
 

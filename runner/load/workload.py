@@ -1,9 +1,16 @@
 """Which requests a phase of load sends: lengths and prompts, fixed by (seed, phase, index).
 
 Everything is derived by hashing, so any process can produce the request of any index, and equal
-seeds give equal loads on every machine and Python version. Prompts are token ids. Within a phase
-the first own token of each prompt differs (up to 29,001 requests), so no prefix cache can serve
-them; the leading `shared_prefix` share of a prompt is the same for all phases of a seed.
+seeds give equal loads on every machine and Python version. Prompts are token ids, of which the
+leading `shared_prefix` share is the same for all phases of a seed. What a prefix cache can serve
+beyond that share is bounded, whatever its page size:
+
+- Within a phase the first own token of each of the first V = 29,001 prompts differs: nothing.
+- A phase walks through the V tokens from a place and by a step of its own. So a prompt shares its
+  first own token with some of N cached prompts of other phases with a chance of about N / V, spread
+  evenly, and more than this one token with a chance of about N / V^2: with 1,000 cached prompts
+  3.4 % and 0.0001 %. In expectation less than N / V tokens a prompt are served, and hardly ever
+  more than one (tests/unit/test_prompts.py).
 """
 
 from __future__ import annotations
@@ -26,13 +33,17 @@ _TOKEN_IDS = HIGHEST_TOKEN_ID - LOWEST_TOKEN_ID + 1
 
 @dataclass(frozen=True, slots=True)
 class PlannedRequest:
-    """One request to send. The first `shared_tokens` of its prompt are common to all requests."""
+    """One request to send. The first `shared_tokens` of its prompt are common to all requests.
+
+    `due_s`: when an open loop is to send it.
+    """
 
     request_id: str
     index: int
     prompt_tokens: int
     output_tokens: int
     shared_tokens: int = 0
+    due_s: float | None = None
 
 
 class RequestSource:
@@ -45,6 +56,8 @@ class RequestSource:
         self._phase_key = f"{plan.seed}/{plan.phase}"
         self._phase_id = hashlib.sha256(self._phase_key.encode()).hexdigest()[:12]
         self._first_id = int(self._phase_id, 16)
+        self._step = _coprime_step(int.from_bytes(_bytes(f"{self._phase_key}/step", 8), "little"))
+        self._is_paired = plan.prompt_tokens.paired and plan.output_tokens.paired
         self._shared: list[int] = []
 
     def next(self) -> PlannedRequest:
@@ -57,20 +70,21 @@ class RequestSource:
         """The request of an index, the same on every call."""
         draws = _bytes(f"{self._phase_key}/{index}/lengths", 16)
         prompt_tokens = draw(self._plan.prompt_tokens, _unit(draws[:8]))
+        output_draw = draws[:8] if self._is_paired else draws[8:]
         # Two requests must differ somewhere, so a prompt is never wholly shared.
         shared_tokens = min(int(prompt_tokens * self._plan.shared_prefix), prompt_tokens - 1)
         return PlannedRequest(
             request_id=f"{self._phase_id}-{index:08d}",
             index=index,
             prompt_tokens=prompt_tokens,
-            output_tokens=draw(self._plan.output_tokens, _unit(draws[8:])),
+            output_tokens=draw(self._plan.output_tokens, _unit(output_draw)),
             shared_tokens=shared_tokens,
         )
 
     def input_ids(self, request: PlannedRequest) -> list[int]:
         """The prompt of a request, as token ids."""
         own = request.prompt_tokens - request.shared_tokens
-        first = LOWEST_TOKEN_ID + (self._first_id + request.index) % _TOKEN_IDS
+        first = LOWEST_TOKEN_ID + (self._first_id + request.index * self._step) % _TOKEN_IDS
         rest = _token_ids(f"{self._phase_key}/{request.index}/prompt", own - 1)
         return [*self._shared_ids(request.shared_tokens), first, *rest]
 
@@ -117,6 +131,14 @@ def mean_tokens(lengths: Lengths) -> float:
 
 
 LAWS = ("fixed", "uniform", "normal", "recorded")
+
+
+def _coprime_step(seed: int) -> int:
+    """A step that leads through all token ids before it meets the first one again."""
+    step = 1 + seed % (_TOKEN_IDS - 1)
+    while math.gcd(step, _TOKEN_IDS) != 1:
+        step = step % (_TOKEN_IDS - 1) + 1
+    return step
 
 
 def _bytes(key: str, count: int) -> bytes:

@@ -10,6 +10,9 @@ total_throughput      the same plus the prompt tokens of requests whose first to
 request_throughput    requests that ended OK in the windows / window_s
 goodput               of those, the ones that meet every limit of `slo` themselves / window_s; the
                       percentile of a limit does not matter here (as in aiperf); None without limits
+slo_attainment        the share of the requests that ended in a window which meet every limit
+                      themselves; a failed one misses them. With its 95 % interval, _low and _high
+                      (measure/attainment.py); None without limits or when no request ended
 achieved_concurrency  requests in flight (sent, not ended), averaged over the windows (Little's law;
                       sglang's bench calls sum(e2e) / duration `concurrency`)
 requests, errors      requests that ended OK in the windows; requests that failed in any load
@@ -42,9 +45,10 @@ from operator import sub
 from typing import TypeAlias
 
 from runner.errors import ConfigError
+from runner.measure.attainment import share_with_bounds
 from runner.measure.energy import energy_over_all
 from runner.measure.restarts import claim, output_rate
-from runner.measure.validity import find_reasons
+from runner.measure.validity import find_notes, find_reasons
 from runner.settings import SloLimit
 from runner.trial import (
     Distribution,
@@ -92,6 +96,9 @@ def judge_rung(
     achieved = _ratio(in_flight_s, window_s) or 0.0
     energy_j = _total([gpu.energy_j for gpu in gpus])
     reasons = find_reasons(rung, plan, achieved, gpus)
+    attained = (
+        share_with_bounds(counts.good_requests, counts.requests + counts.failed) if slo else None
+    )
     claimed = claim(plan, rung.loads)
     return RungResult(
         position=rung.position,
@@ -119,6 +126,10 @@ def judge_rung(
         gpus=gpus,
         restarts=tuple(_restart(load, counts=load in loads) for load in rung.loads),
         metastable=claimed.is_metastable,
+        slo_attainment=None if attained is None else attained.share,
+        slo_attainment_low=None if attained is None else attained.low,
+        slo_attainment_high=None if attained is None else attained.high,
+        notes=find_notes(rung, plan),
     )
 
 
@@ -218,6 +229,7 @@ class _Counts:
     prompt_tokens: int
     requests: int
     good_requests: int
+    failed: int
 
 
 def _count(loads: Sequence[LoadRun], slo: Sequence[SloLimit]) -> _Counts:
@@ -230,6 +242,11 @@ def _count(loads: Sequence[LoadRun], slo: Sequence[SloLimit]) -> _Counts:
         ),
         requests=len(ended),
         good_requests=sum(all(_meets(record, limit) for limit in slo) for record in ended),
+        failed=sum(
+            record.status is RequestStatus.FAILED and _is_in(record.end_s, load.window)
+            for load in loads
+            for record in load.records
+        ),
     )
 
 

@@ -25,6 +25,10 @@ MAX_LAG_S = 0.05
 MAX_ERROR_RATE = 0.01
 LOWEST_ACHIEVED = 0.9
 CACHED_MARGIN = 0.05
+LEAST_CACHED = 0.5  # of the share that prompts have in common
+LATE_SHARE = 0.5  # of the mean gap between two arrivals
+LEAST_LATE_S = 0.002  # no timer is finer
+MOST_LATE = 0.01  # of the requests
 MAX_CLOCK_JUMP_S = 0.5
 CLOCK_PARTS = 4
 MAX_CLOCK_SHIFT = 0.15  # within a fair window of an H200 at its power limit: below 0.10
@@ -49,7 +53,7 @@ def find_reasons(
         case LoadProtocol.CLOSED_LOOP:
             found += [_concurrency(rung.concurrency, achieved)]
         case LoadProtocol.OPEN_LOOP:
-            found += [_backlog(rung)]
+            found += [_backlog(rung), _late_sends(records, plan)]
         case LoadProtocol.BURST:
             pass
     found += _power(rung, gpus)
@@ -135,11 +139,45 @@ def _cache(records: Iterable[RequestRecord], shared_prefix: float) -> str | None
     ok = [record for record in records if record.status is RequestStatus.OK]
     prompt_tokens = sum(record.prompt_tokens for record in ok)
     cached_tokens = sum(record.cached_tokens for record in ok)
-    if cached_tokens <= (shared_prefix + CACHED_MARGIN) * prompt_tokens:
+    # One token a prompt may have come before by chance (load/workload.py).
+    if cached_tokens <= (shared_prefix + CACHED_MARGIN) * prompt_tokens + len(ok):
         return None
     return (
         f"the prefix cache served {cached_tokens / prompt_tokens:.0%} of the prompt tokens, "
         f"but prompts share only {shared_prefix:.0%}"
+    )
+
+
+def find_notes(rung: RungRecord, plan: LoadPlan) -> tuple[str, ...]:
+    """What a user should know of a rung that is fair all the same, in words."""
+    shared_prefix = plan.shared_prefix
+    records = (record for load in rung.loads for record in load.records)
+    ok = [record for record in records if record.status is RequestStatus.OK]
+    prompt_tokens = sum(record.prompt_tokens for record in ok)
+    cached_tokens = sum(record.cached_tokens for record in ok)
+    if cached_tokens >= LEAST_CACHED * shared_prefix * prompt_tokens:
+        return ()
+    served = "nothing" if not cached_tokens else f"only {cached_tokens / prompt_tokens:.0%}"
+    note = (
+        f"prompts share {shared_prefix:.0%} of their tokens, but the prefix cache served {served} "
+        "of them; is it off (disable_radix_cache), or too small?"
+    )
+    return (note,)
+
+
+def _late_sends(records: Iterable[RequestRecord], plan: LoadPlan) -> str | None:
+    """Whether the generator could not keep the arrival times of an open loop."""
+    late_s = [record.send_s - record.due_s for record in records if record.due_s is not None]
+    if not plan.rate or not late_s:
+        return None
+    limit_s = max(LATE_SHARE / plan.rate, LEAST_LATE_S)
+    count = sum(each > limit_s for each in late_s)
+    if count <= MOST_LATE * len(late_s):
+        return None
+    return (
+        f"client-limited: requests left up to {max(late_s) * 1000:.0f} ms late, {count} of "
+        f"{len(late_s)} later than {LATE_SHARE:.0%} of the mean gap (at most {MOST_LATE:.0%}); "
+        "leave the load generator more CPU time, or use more of them"
     )
 
 

@@ -22,6 +22,7 @@ from runner.trial import (
     ParamValue,
     PowerSample,
     RungResult,
+    TrialLengths,
     TrialResult,
 )
 
@@ -35,6 +36,9 @@ RUNG_METRICS = (
     "total_throughput",
     "request_throughput",
     "goodput",
+    "slo_attainment",
+    "slo_attainment_low",
+    "slo_attainment_high",
     "achieved_concurrency",
     "requests",
     "errors",
@@ -103,6 +107,7 @@ def run_tags(result: TrialResult, study: str, parent: str) -> dict[str, str]:
         "launch": result.launch,
         "retry_of": result.retry_of,
         "repeat_of": result.repeat_of,
+        "lengths": result.lengths.value,
         "spec_hash": result.spec_hash,
     }
     return {key: str(value)[:LONGEST_TAG] for key, value in tags.items() if value is not None}
@@ -172,6 +177,10 @@ def numeric(params: Params) -> Iterator[tuple[str, float]]:
 def run_note(result: TrialResult, report: LaunchReport | None) -> str:
     """What a person reads first: outcome, how the servers were started, the rungs in a table."""
     lines = [f"**{result.outcome.value}**" + (f": {result.reason}" if result.reason else "")]
+    if result.lengths is TrialLengths.WORKLOAD:
+        lines += ["", "Measured at the lengths of the workload, not at those of the search."]
+    notes = dict.fromkeys(note for rung in result.rungs for note in rung.notes)
+    lines += [line for note in notes for line in ("", f"Note: {note}.")]
     commands = () if report is None else report.commands
     if commands:
         more = f" (the first of {len(commands)} servers)" if len(commands) > 1 else ""

@@ -25,6 +25,7 @@ COLUMNS = (
     "metrics.`power_w`",
     "metrics.`tokens_per_joule`",
 )
+LENGTHS_COLUMN = "tags.`lengths`"
 OVER_CONCURRENCY = (
     "output_throughput",
     "power_w",
@@ -38,11 +39,18 @@ LAYOUT = "workflowType=machine_learning"  # else MLflow opens with its pages for
 RUNGS, SEARCH = "rungs", "search"
 
 
-def experiment_tags(objectives: Sequence[Objective], params: Sequence[str]) -> dict[str, str]:
-    """Tags that make an experiment open as a list of trials, best first, with their charts."""
+def experiment_tags(
+    objectives: Sequence[Objective], params: Sequence[str], *, has_two_laws: bool = False
+) -> dict[str, str]:
+    """Tags that make an experiment open as a list of trials, best first, with their charts.
+
+    `has_two_laws`: finalists have other lengths than the search, so a column says which.
+    """
+    columns = (LENGTHS_COLUMN, *COLUMNS) if has_two_laws else COLUMNS
+    state = _state(objectives[0], params, columns)
     return {
         "mlflow.experimentKind": "custom_model_development",
-        f"{VIEW_TAG}{VIEW}": _envelope("Trials, best first", _state(objectives[0], params)),
+        f"{VIEW_TAG}{VIEW}": _envelope("Trials, best first", state),
     }
 
 
@@ -58,7 +66,9 @@ def run_page(address: str, experiment: str, run_id: str, tab: str) -> str:
     return f"{address}/#/experiments/{experiment}/runs/{run_id}/{tab}?{LAYOUT}"
 
 
-def _state(objective: Objective, params: Sequence[str]) -> dict[str, object]:
+def _state(
+    objective: Objective, params: Sequence[str], columns: Sequence[str]
+) -> dict[str, object]:
     """All fields of MLflow's page state: what is left out would be undefined there."""
     return {
         "searchFilter": f"tags.{KIND_TAG} = '{TRIAL_KIND}'",
@@ -68,8 +78,8 @@ def _state(objective: Objective, params: Sequence[str]) -> dict[str, object]:
         "lifecycleFilter": "Active",
         "datasetsFilter": [],
         "modelVersionFilter": "All Runs",
-        "selectedColumns": list(COLUMNS),
-        "columnOrder": [NAME_COLUMN, *COLUMNS],
+        "selectedColumns": list(columns),
+        "columnOrder": [NAME_COLUMN, *columns],
         "columnWidths": {NAME_COLUMN: 280},
         "runsExpanded": {},
         "runsPinned": [],

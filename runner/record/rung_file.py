@@ -202,6 +202,7 @@ def _request_schema() -> Any:  # noqa: ANN401 - pyarrow ships no types
             ("cached_tokens", pa.int64()),
             ("status", pa.string()),
             ("error", pa.string()),
+            ("due_s", pa.float64()),
             (RESTART, pa.int32()),
         ]
     )

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from runner.cluster.executor import LaunchReport
+from runner.lengths import law_words
 from runner.record.run_content import (
     KIND_TAG,
     NOTE_TAG,
@@ -51,7 +52,11 @@ class Tracker:
         self.experiment_id = self._mlflow.experiment(
             settings.name,
             artifacts if uri == store.mlflow_uri else None,
-            experiment_tags(settings.objectives, [each.name for each in settings.parameters]),
+            experiment_tags(
+                settings.objectives,
+                [each.name for each in settings.parameters],
+                has_two_laws=settings.search.output_tokens is not None,
+            ),
         )
         self.parent_run_id = self._open_parent()
         self._children = {int(run.tags[TRIAL_TAG]): run for run in self._find_children()}
@@ -135,6 +140,7 @@ class Tracker:
 
     def _study_tags(self) -> dict[str, str]:
         engine, objective = self._settings.engine, self._settings.objectives[0]
+        work, law = self._settings.workload, self._settings.search.output_tokens
         goal = f"{objective.direction} {objective.metric} at {objective.concurrency:g}"
         tags = {
             "state": StudyState.RUNNING.value,
@@ -142,6 +148,8 @@ class Tracker:
             "profile": engine.profile,
             "model": engine.model,
             "objective": goal,
+            "output_tokens": law_words(work.output_tokens),
+            "search_output_tokens": None if law is None else law_words(law),
             NOTE_TAG: f"Study **{self._settings.name}**: {goal}. Its trials are the child runs; "
             "the view *Trials, best first* lists them.",
         }

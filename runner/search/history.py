@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from runner.trial import Outcome, Params, Stage
+from runner.trial import Outcome, Params, Stage, TrialLengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,8 @@ class PastTrial:
     `params` is the setting as it was asked for; `found` are the parameters Optuna keeps: the
     same for a sampled setting, for a baseline the values that its servers resolved. `drawn` says
     how many points the sampler drew until it was content with this one; 0: it is not the
-    sampler's. `notes` are what the sampler wrote on its trial for its later self.
+    sampler's. `notes` are what the sampler wrote on its trial for its later self. `values` of
+    trials with other `lengths` cannot be compared; those of the search all have the same.
     """
 
     number: int
@@ -33,6 +34,7 @@ class PastTrial:
     constraints: Mapping[str, float] = field(default_factory=dict)
     reported: Mapping[int, float] = field(default_factory=dict)
     notes: Mapping[str, object] = field(default_factory=dict)
+    lengths: TrialLengths = TrialLengths.SEARCH
 
     @property
     def is_running(self) -> bool:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from runner.search.history import History, PastTrial
 from runner.settings import Baseline, Direction, MeasureSettings, Objective
-from runner.trial import Outcome, Params, TrialResult
+from runner.trial import Outcome, Params, TrialLengths, TrialResult
 
 MOST_TRIES = 3
 MOST_FAILURES = 2
@@ -19,7 +19,10 @@ MOST_FAILURES = 2
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One setting to measure, under its number. A re-measurement asks for a launch of its own."""
+    """One setting to measure, under its number. A re-measurement asks for a launch of its own.
+
+    `lengths` says whether the replies are those of the search or the user's own.
+    """
 
     number: int
     params: Params
@@ -28,6 +31,7 @@ class Proposal:
     repeat_of: int | None
     fresh_launch: bool
     spec_hash: str
+    lengths: TrialLengths = TrialLengths.SEARCH
 
 
 def proposal_of(trial: PastTrial) -> Proposal:
@@ -40,6 +44,7 @@ def proposal_of(trial: PastTrial) -> Proposal:
         repeat_of=trial.repeat_of,
         fresh_launch=trial.repeat_of is not None,
         spec_hash=trial.spec_hash,
+        lengths=trial.lengths,
     )
 
 
@@ -135,7 +140,7 @@ def repeat_due(
 def finalists(
     history: History, objectives: Sequence[Objective], most: int
 ) -> tuple[PastTrial, ...]:
-    """The best complete trials of the search, best first.
+    """The best complete trials of the search, best first; re-measurements say nothing here.
 
     Those that keep every limit come first; with several objectives a trial is the better the
     fewer others beat it in all of them. Equals stay in the order of their numbers.

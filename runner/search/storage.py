@@ -24,7 +24,7 @@ from runner.errors import ConfigError, StudyError
 from runner.search.history import PastTrial
 from runner.search.sampler import directions, distributions
 from runner.settings import StudySettings
-from runner.trial import Outcome, Params, Stage, TrialResult
+from runner.trial import Outcome, Params, Stage, TrialLengths, TrialResult
 
 LOCK_WAIT_S = 120
 STATES = {
@@ -49,6 +49,7 @@ class NewTrial:
     repeat_of: int | None = None
     drawn: int = 0
     notes: Mapping[str, object] = field(default_factory=dict)
+    lengths: TrialLengths = TrialLengths.SEARCH
 
 
 class TrialStorage:
@@ -97,6 +98,7 @@ class TrialStorage:
                     "name": new.name,
                     "retry_of": new.retry_of,
                     "repeat_of": new.repeat_of,
+                    "lengths": str(new.lengths),
                     "drawn": new.drawn,
                     "notes": sorted(new.notes),
                 },
@@ -184,6 +186,7 @@ class TrialStorage:
             constraints=dict(trial.constraints),
             reported=dict(trial.intermediate_values),
             notes=notes,
+            lengths=TrialLengths(attrs.get("lengths", TrialLengths.SEARCH)),
         )
 
 

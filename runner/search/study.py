@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from runner.errors import StudyError
 from runner.launch import spec_hash
+from runner.plans import lengths_of
 from runner.search.budget import OBJECTIVE_POSITION, reason_to_stop, spent_budget
 from runner.search.history import Counts, PastTrial, count
 from runner.search.proposals import (
@@ -26,7 +27,7 @@ from runner.search.sampler import VIOLATED, choose, inside
 from runner.search.storage import NewTrial, TrialStorage
 from runner.settings import Baseline, StudySettings
 from runner.space import enumerate_space
-from runner.trial import Outcome, Params, TrialResult
+from runner.trial import Outcome, Params, TrialLengths, TrialResult
 
 LARGEST_LISTED_SPACE = 20_000
 
@@ -50,7 +51,8 @@ class Search:
 
         In this order: a trial to repeat because it failed, was invalid or lost; a baseline not
         measured yet; what the sampler proposes, until `search.trials` count or the space is
-        exhausted; then the finalists and baselines once more, when nothing of the search runs.
+        exhausted; then the finalists and baselines once more, when nothing of the search runs,
+        at the lengths of the workload.
         """
         new = self._next()
         if new is None:
@@ -155,7 +157,9 @@ class Search:
         if any(trial.is_running and trial.is_search for trial in history):
             return None
         trial = repeat_due(history, settings.objectives, settings.measure)
-        return None if trial is None else repeat_of(trial)
+        if trial is None:
+            return None
+        return repeat_of(trial, lengths_of(settings, trial.number))
 
     def _all_points(self) -> Sequence[Params] | None:
         return enumerate_space(self._settings, LARGEST_LISTED_SPACE)
@@ -207,13 +211,19 @@ def retry_of(trial: PastTrial) -> NewTrial:
         retry_of=trial.number,
         repeat_of=trial.repeat_of,
         notes=trial.notes,
+        lengths=trial.lengths,
     )
 
 
-def repeat_of(trial: PastTrial) -> NewTrial:
+def repeat_of(trial: PastTrial, lengths: TrialLengths) -> NewTrial:
     """A re-measurement of a complete trial."""
     return NewTrial(
-        trial.params, trial.spec_hash, trial.found, name=trial.name, repeat_of=trial.number
+        trial.params,
+        trial.spec_hash,
+        trial.found,
+        name=trial.name,
+        repeat_of=trial.number,
+        lengths=lengths,
     )
 
 

@@ -44,8 +44,12 @@ def _lengths(value: object) -> object:
     return {"fixed": value} if is_number else value
 
 
-def _parallel(value: object) -> object:
+def _auto(value: object) -> object:
     return None if value == "auto" else value
+
+
+def _lengths_or_auto(value: object) -> object:
+    return _auto(_lengths(value))
 
 
 # A union would make pydantic report every member by itself, so each kind of value has one type.
@@ -131,6 +135,7 @@ class LengthsSection(Section):
     recorded: list[Size] | None = Field(
         None, min_length=1, description="a list of whole numbers, 1 or more"
     )
+    paired: bool | None = Field(None, description="true or false")
 
 
 LENGTHS = (
@@ -152,6 +157,7 @@ class WorkloadSection(Section):
     rate: list[Annotated[float, Field(gt=0, le=100_000)]] | None = Field(
         None, min_length=1, max_length=100, description="a list of 1 to 100 numbers above 0"
     )
+    arrivals: Literal["poisson", "constant"] | None = Field(None, description="poisson or constant")
     shared_prefix: float = Field(
         0.0, ge=0, lt=1, description="a number from 0 to below 1: the share of a prompt"
     )
@@ -175,8 +181,11 @@ class SearchSection(Section):
     minutes: Positive | None = Field(None, description="a number of minutes above 0, or null")
     launches: Size | None = Field(None, description="a whole number, 1 or more, or null")
     energy_j: Positive | None = Field(None, description="a number of joules above 0, or null")
-    parallel: Annotated[Size | None, BeforeValidator(_parallel)] = Field(
+    parallel: Annotated[Size | None, BeforeValidator(_auto)] = Field(
         None, description="auto, or a whole number, 1 or more"
+    )
+    output_tokens: Annotated[LengthsSection | None, BeforeValidator(_lengths_or_auto)] = Field(
+        None, description=f"auto, {LENGTHS}"
     )
 
 

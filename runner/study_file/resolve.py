@@ -23,11 +23,11 @@ from runner.settings import (
     Workload,
 )
 from runner.study_file import server_args
-from runner.study_file.lengths import resolve_lengths
+from runner.study_file.lengths import resolve_search, resolve_workload
 from runner.study_file.mistake import Mistakes, show, unknown
 from runner.study_file.model import EngineSection, ObjectiveSection, StudyDocument, WorkloadSection
 from runner.study_file.parameters import SpaceReader, name_mistake
-from runner.trial import EngineKind, LoadProtocol, Params
+from runner.trial import Arrivals, EngineKind, Lengths, LoadProtocol, Params
 
 NAME = re.compile(r"[a-z0-9_-][a-z0-9._-]{0,99}")
 LADDER = (1, 8, 16, 32, 48, 64)
@@ -47,7 +47,11 @@ def resolve(document: StudyDocument, mistakes: Mistakes, folder: Path | None) ->
         reader.expression(text, f"constraints.{position}", document.parameters)
         for position, text in enumerate(document.constraints)
     )
-    workload = _workload(document.workload, mistakes, folder)
+    work = document.workload
+    laws = resolve_workload(work, folder, mistakes)
+    workload = _workload(work, laws, mistakes)
+    search = document.search
+    search_law = resolve_search(search.output_tokens, work, laws, folder, mistakes)
     slo = _slo(document.slo, mistakes)
     return StudySettings(
         name=_name(document.name, mistakes),
@@ -59,7 +63,7 @@ def resolve(document: StudyDocument, mistakes: Mistakes, folder: Path | None) ->
         workload=workload,
         objectives=_objectives(document.objectives, workload, slo, mistakes),
         slo=slo,
-        search=SearchSettings(**document.search.model_dump()),
+        search=SearchSettings(**{**search.model_dump(), "output_tokens": search_law}),
         measure=_measure(document, mistakes),
         storage=_url(document.storage, "storage", mistakes),
         tracking_uri=_url(document.tracking.uri, "tracking.uri", mistakes),
@@ -108,7 +112,9 @@ def _args(args: Params, mistakes: Mistakes) -> Params:
     return {name: server_args.settle(name, value) for name, value in args.items()}
 
 
-def _workload(section: WorkloadSection, mistakes: Mistakes, folder: Path | None) -> Workload:
+def _workload(
+    section: WorkloadSection, laws: tuple[Lengths, Lengths], mistakes: Mistakes
+) -> Workload:
     protocol = LoadProtocol(section.protocol)
     is_open = protocol is LoadProtocol.OPEN_LOOP
     if is_open and section.rate is None:
@@ -119,6 +125,9 @@ def _workload(section: WorkloadSection, mistakes: Mistakes, folder: Path | None)
     if not is_open and section.rate is not None:
         text = f"not used by {protocol}, whose ladder is workload.concurrency; set it to null"
         mistakes.add("workload.rate", text)
+    if not is_open and section.arrivals is not None:
+        text = f"not used by {protocol}; only open_loop has arrivals; set it to null"
+        mistakes.add("workload.arrivals", text)
     concurrency = tuple(section.concurrency or LADDER) if not is_open else ()
     rate = tuple(section.rate or ()) if is_open else ()
     _no_twins("workload.concurrency", concurrency, concurrency, mistakes)
@@ -126,11 +135,12 @@ def _workload(section: WorkloadSection, mistakes: Mistakes, folder: Path | None)
     _no_twins("workload.rate", [max(1, round(each)) for each in rate], rate, mistakes)
     return Workload(
         protocol=protocol,
-        prompt_tokens=resolve_lengths(section.prompt_tokens, "prompt_tokens", folder, mistakes),
-        output_tokens=resolve_lengths(section.output_tokens, "output_tokens", folder, mistakes),
+        prompt_tokens=laws[0],
+        output_tokens=laws[1],
         concurrency=concurrency,
         rate=rate,
         shared_prefix=section.shared_prefix,
+        arrivals=Arrivals(section.arrivals or Arrivals.POISSON),
     )
 
 

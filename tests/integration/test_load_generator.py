@@ -4,6 +4,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ from runner.load.client import Target
 from runner.load.generator import LoadGenerator, LoadProgress, merge_runs
 from runner.measure.metrics import judge_rung
 from runner.trial import (
+    Arrivals,
     ClientHealth,
     Lengths,
     LoadPlan,
@@ -47,7 +49,7 @@ BURST = LoadPlan(
     max_window_s=5.0,
 )
 # Tiny requests jitter; these tests are not about how steady they are.
-LOOP = replace(BURST, protocol=LoadProtocol.CLOSED_LOOP, precision=1.0, start=LoadStart.TOGETHER)
+LOOP = replace(BURST, protocol=LoadProtocol.CLOSED_LOOP, precision=1.0)
 
 
 def drive(plan: LoadPlan, *servers: ScriptedServer, clock: Clock | None = None) -> LoadRun:
@@ -179,7 +181,7 @@ def test_a_server_that_never_answers_is_a_failed_load() -> None:
 
     with (
         ScriptedServer(script) as server,
-        pytest.raises(LoadFailed, match=r"no output token came in 6. s with 4 requests in flight"),
+        pytest.raises(LoadFailed, match=r"no output token came in 6. s with 1 requests in flight"),
     ):
         drive(replace(LOOP, max_window_s=5.0), server, clock=Clock(20.0))
     assert server.aborts == [{"rid": "", "abort_all": True}]
@@ -342,7 +344,8 @@ def test_cancel_ends_a_load_and_frees_the_server() -> None:
         canceller = threading.Thread(target=cancel)
         canceller.start()
         with pytest.raises(Interrupted):
-            generator.run(replace(LOOP, max_window_s=1e6), [Target(0, server.url)])
+            plan = replace(LOOP, max_window_s=1e6, start=LoadStart.TOGETHER)
+            generator.run(plan, [Target(0, server.url)])
         canceller.join()
         assert server.aborts == [{"rid": "", "abort_all": True}]
     # The generator can be used again.
@@ -424,3 +427,22 @@ def test_a_captured_reply_is_read_from_the_wire() -> None:
     for record in run.records:
         assert (record.status, record.error) == (RequestStatus.OK, None)
         assert (record.output_tokens, record.prompt_tokens, record.cached_tokens) == (12, 16, 0)
+
+
+def test_constant_arrivals_are_due_at_equal_gaps_and_say_so() -> None:
+    plan = replace(
+        BURST,
+        protocol=LoadProtocol.OPEN_LOOP,
+        arrivals=Arrivals.CONSTANT,
+        rate=20.0,
+        min_window_s=1.0,
+        max_window_s=4.0,
+    )
+    with ScriptedServer() as server:
+        run = drive(plan, server)
+    due_s = [record.due_s for record in run.records if record.due_s is not None]
+    assert len(due_s) == len(run.records)
+    gaps_s = {round(b - a, 6) for a, b in pairwise(due_s)}
+    assert gaps_s == {0.05}
+    # A timer may fire a little before its time.
+    assert all(r.send_s > due - 0.005 for r, due in zip(run.records, due_s, strict=True))

@@ -160,8 +160,8 @@ def test_files_are_looked_up_beside_the_study_file(tmp_path: Path) -> None:
     )
     settings = load_study(path)
     assert settings.engine.profile == str(tmp_path / "own.yaml")
-    assert settings.workload.prompt_tokens == Lengths("recorded", values=(17, 5))
-    assert settings.workload.output_tokens == Lengths("recorded", values=(17, 6))
+    assert settings.workload.prompt_tokens == Lengths("recorded", values=(17, 5), paired=True)
+    assert settings.workload.output_tokens == Lengths("recorded", values=(17, 6), paired=True)
     (tmp_path / "lengths.jsonl").unlink()
     assert parse_study(json.loads(json.dumps(dump(settings)))) == settings
 

@@ -9,7 +9,7 @@ import pytest
 from runner.errors import ConfigError
 from runner.forecast.estimate import Estimator, estimate
 from runner.forecast.given import parse_params
-from runner.forecast.lengths import law_words, length_facts
+from runner.forecast.lengths import length_facts
 from runner.forecast.predict import predict
 from runner.forecast.prediction import Basis, prediction_document
 from runner.forecast.setting import PlannedSetting, plan_setting, study_profile
@@ -261,7 +261,7 @@ def test_wrong_params_are_one_clear_message(text: str, words: str) -> None:
     assert words in str(caught.value)
 
 
-def test_laws_of_lengths_in_numbers_and_words() -> None:
+def test_laws_of_lengths_in_numbers() -> None:
     uniform = length_facts(Lengths("uniform", 64, 192))
     assert (uniform.mean, uniform.longest) == (128, 192)
     assert uniform.cv == pytest.approx(0.29, abs=0.01)
@@ -270,7 +270,6 @@ def test_laws_of_lengths_in_numbers_and_words() -> None:
     normal = length_facts(Lengths("normal", 100, 10))
     assert normal.mean == pytest.approx(100, abs=1)
     assert normal.cv == pytest.approx(0.1, abs=0.01)
-    assert law_words(Lengths("uniform", 64, 192)) == "64 - 192 tokens uniform"
 
 
 def test_depth_alone_changes_nothing_where_no_pipeline_is() -> None:

@@ -41,7 +41,7 @@ def test_a_prediction_names_protocol_lengths_and_spread() -> None:
     print_prediction(prediction, settings, PP8, stream)
     text = stream.getvalue()
     assert "demo: pp8 run64" in text
-    assert "Closed loop: prompt 16 tokens, output 8 - 16 tokens uniform." in text
+    assert "Closed loop: prompt 16 tokens, output 8 - 16 tokens." in text
     assert "5 seeds" in text
     assert "25.0% (at 6)" in text
     assert "90.0 - 115" in text

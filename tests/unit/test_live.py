@@ -215,3 +215,8 @@ def test_the_view_follows_the_stream(
 )
 def test_durations_are_words(duration_s: float, words: str) -> None:
     assert duration_words(duration_s) == words
+
+
+def test_a_rung_with_a_note_tells_it() -> None:
+    rung = make_rung(8, 10.0, notes=("nothing was cached",))
+    assert plain_lines(START, TRIAL, RungDone(7, rung))[-1].endswith("; note: nothing was cached")

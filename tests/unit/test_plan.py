@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import replace
 from typing import Any
 
@@ -19,12 +20,15 @@ from runner.forecast.equivalence import (
 from runner.forecast.estimate import Estimator
 from runner.forecast.examine import SAMPLED, examine
 from runner.forecast.findings import group, wastes
+from runner.forecast.own_lengths import own_lengths
 from runner.forecast.plan import StudyPlan, make_plan, plan_document
 from runner.forecast.predict import predict
 from runner.forecast.prediction import Basis
 from runner.forecast.ranking import Forecaster
 from runner.forecast.setting import PlannedSetting, plan_setting, study_profile
 from runner.forecast.simulate import Effort, make_job, run_job
+from runner.insight.plan_view import print_plan
+from runner.plans import at_lengths
 from runner.settings import (
     Baseline,
     Choices,
@@ -33,9 +37,10 @@ from runner.settings import (
     IntRange,
     Objective,
     SearchSettings,
+    SloLimit,
     StudySettings,
 )
-from runner.trial import Lengths, LoadProtocol, LoadStart, Params
+from runner.trial import Lengths, LoadProtocol, LoadStart, Params, TrialLengths
 from tests.forecasting import CAP, DEPTH, small_study, with_workload
 
 STUDY = small_study()
@@ -362,7 +367,7 @@ def test_time_and_energy_follow_the_trials() -> None:
         settings = replace(STUDY, search=search, engine=engine)
         settings = replace(settings, measure=replace(STUDY.measure, repeats=0))
         runnable = [replace(setting) for _ in range(9)]
-        found = study_cost(settings, estimator, runnable, [])
+        found = study_cost(settings, estimator, estimator, runnable, [])
         return found.time_s, found.energy_j
 
     one_s, one_j = cost(1, 1.0)
@@ -394,3 +399,90 @@ def test_load_keys_know_what_the_load_can_meet() -> None:
     assert key(max_total_tokens=100) != plain
     assert key(mem_fraction_static=0.85) == plain
     assert key(attention_backend="flashinfer") != plain
+
+
+def long_study(**search: Any) -> StudySettings:  # noqa: ANN401 - any field of SearchSettings
+    """Replies of 48 tokens, searched at 12."""
+    settings = with_workload(STUDY, output_tokens=Lengths.fixed(48))
+    fields = {"output_tokens": Lengths.fixed(12), **search}
+    return replace(settings, search=replace(settings.search, **fields))
+
+
+def test_a_plan_ranks_by_the_search_and_says_so(plan: StudyPlan) -> None:
+    found = make_plan(long_study(), top=3)
+    assert [row.planned.params for row in found.ranking] == [
+        row.planned.params for row in plan.ranking
+    ]
+    assert [row.objective for row in found.ranking] == [row.objective for row in plan.ranking]
+    document = plan_document(found)
+    assert document["lengths"] == {
+        "search": "12 tokens",
+        "workload": "48 tokens",
+        "other_leader": None,
+    }
+    assert "lengths" not in plan_document(plan)
+    stream = io.StringIO()
+    print_plan(found, stream)
+    assert (
+        "12 tokens is what the search asks for, and what is ranked here; finalists and baselines "
+        "are measured again at your 48 tokens."
+    ) in " ".join(stream.getvalue().split())
+
+
+def test_finalists_cost_what_the_users_lengths_take(plan: StudyPlan) -> None:
+    found = make_plan(long_study(), top=3).cost
+    all_long = make_plan(long_study(output_tokens=None), top=3).cost
+    assert plan.cost.time_s < found.time_s < all_long.time_s
+    assert plan.cost.energy_j < found.energy_j < all_long.energy_j
+    assert (found.trials, found.remeasured) == (all_long.trials, all_long.remeasured)
+
+
+def test_a_plan_warns_when_the_users_lengths_have_another_leader() -> None:
+    """Replies of one token are all prefill, those of 400 all decode."""
+    settings = with_workload(STUDY, concurrency=(6,))
+    estimator = Estimator(settings, study_profile(settings))
+    rows = [planned({"pp_size": 8, CAP: cap, DEPTH: 0}) for cap in (1, 6)] + [
+        planned({"tp_size": 8, "pp_size": 1})
+    ]
+
+    def leader(estimated: Estimator) -> PlannedSetting:
+        return max(rows, key=lambda row: estimated.rung(row, 6).output_throughput)
+
+    laws = [Lengths.fixed(tokens) for tokens in (1, 400)]
+    leaders = [
+        leader(Estimator(with_workload(settings, output_tokens=law), estimator.profile))
+        for law in laws
+    ]
+    assert leaders[0] is not leaders[1], "else this test shows nothing"
+    asked = with_workload(settings, output_tokens=laws[1])
+    asked = replace(asked, search=replace(asked.search, output_tokens=laws[0]))
+    short = Estimator(at_lengths(asked, TrialLengths.SEARCH), estimator.profile)
+    found = own_lengths(asked, short, rows)
+    assert found is not None
+    assert found.leader is leaders[1]
+    assert own_lengths(settings, estimator, rows) is None
+
+
+def test_a_prediction_is_for_the_users_lengths() -> None:
+    setting = {"tp_size": 8}
+    own = with_workload(STUDY, output_tokens=Lengths.fixed(48))
+    assert predict(long_study(), setting, 1) == predict(own, setting, 1)
+
+
+def test_a_short_simulation_that_saw_no_latency_is_judged_by_what_it_shows() -> None:
+    """The study's own window would see it; the rule of a limit is the trial's."""
+    work = with_workload(STUDY, output_tokens=Lengths.fixed(3000), concurrency=(6,))
+    for limit_s, misses in ((100.0, False), (0.001, True)):
+        settings = replace(work, slo=(SloLimit("tpot_s", "p99", limit_s),))
+        estimator = Estimator(settings, study_profile(settings))
+        setting = planned({"tp_size": 8}, settings)
+        job = make_job(
+            settings,
+            estimator,
+            setting,
+            6,
+            0,
+            Effort(lives=0.01, most_work=1e4, start=LoadStart.TOGETHER),
+        )
+        assert job.is_cut_off
+        assert run_job(job).misses_slo is misses

@@ -1,7 +1,7 @@
 """Which phases of load measure a trial, and in which order."""
 
-from runner.plans import rung_plans, trial_seed, warmup_plan
-from runner.trial import LoadProtocol
+from runner.plans import lengths_of, rung_plans, trial_seed, warmup_plan
+from runner.trial import Lengths, LoadProtocol, TrialLengths
 from tests.studies import DEMO, study
 
 
@@ -47,3 +47,25 @@ def test_open_loop_measures_rates() -> None:
         (2.0, LoadProtocol.OPEN_LOOP),
         (0.5, LoadProtocol.OPEN_LOOP),
     ]
+
+
+def test_re_measurements_have_the_lengths_of_the_workload() -> None:
+    settings = study(workload={**DEMO["workload"], "output_tokens": {"uniform": [1000, 3000]}})
+
+    assert lengths_of(settings, None) is TrialLengths.SEARCH
+    assert lengths_of(settings, 3) is TrialLengths.WORKLOAD
+    for lengths, law in (
+        (TrialLengths.SEARCH, Lengths("uniform", 128, 384)),
+        (TrialLengths.WORKLOAD, Lengths("uniform", 1000, 3000)),
+    ):
+        plans = (warmup_plan(settings, 9, lengths), *rung_plans(settings, 9, lengths))
+        assert {plan.output_tokens for plan in plans} == {law}
+
+
+def test_with_one_law_or_nothing_to_confirm_all_trials_are_alike() -> None:
+    long = {**DEMO["workload"], "output_tokens": 1000}
+    none = {**DEMO["measure"], "finalists": 0}
+
+    assert lengths_of(study(), 3) is TrialLengths.SEARCH
+    assert lengths_of(study(workload=long, measure=none), 3) is TrialLengths.SEARCH
+    assert rung_plans(study(), 3, TrialLengths.WORKLOAD) == rung_plans(study(), 3)

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.insight.report import choose_rungs, print_report, report_document
-from runner.insight.summary import format_number, summarize
+from runner.insight.summary import summarize
+from runner.insight.words import format_number
 from runner.record.store import StudyState
 from runner.settings import Direction, Objective, StudySettings, Workload
 from runner.trial import Lengths, LoadProtocol, Outcome, TrialResult

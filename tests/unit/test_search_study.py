@@ -16,7 +16,7 @@ from runner.search.proposals import Proposal
 from runner.search.study import Search
 from runner.settings import Baseline, Choices, IntRange, MeasureSettings, StudySettings
 from runner.space import enumerate_space
-from runner.trial import Outcome, Stage, TrialResult
+from runner.trial import Lengths, Outcome, Stage, TrialLengths, TrialResult
 from tests.search_samples import (
     BASELINES,
     CAP,
@@ -27,6 +27,7 @@ from tests.search_samples import (
     open_search,
     result_of,
     search_settings,
+    throughput,
 )
 
 SMALL = (Choices("tp_size", (1, 2, 4, 8)), Choices("cuda_graph", (True, False)))
@@ -322,3 +323,68 @@ def test_only_launch_that_was_refused_ends_the_search(tmp_path: Path) -> None:
     search = open_search(settings, tmp_path)
     search.tell(no_start(ask(search)))
     assert search.ask() is None
+
+
+def with_two_laws(settings: StudySettings) -> StudySettings:
+    """The study with shorter replies in its search than in its workload."""
+    return replace(settings, search=replace(settings.search, output_tokens=Lengths.fixed(16)))
+
+
+def test_only_re_measurements_and_their_retries_have_the_lengths_of_the_workload(
+    tmp_path: Path,
+) -> None:
+    search = open_search(with_two_laws(search_settings(trials=4)), tmp_path)
+
+    def measure(proposal: Proposal) -> TrialResult:
+        is_bad = proposal.number in (1, 6)
+        return bad(proposal, Outcome.FAILED) if is_bad else result_of(proposal)
+
+    asked = finish(search, measure)
+    own = {p.number for p in asked if p.lengths is TrialLengths.WORKLOAD}
+    assert own == {p.number for p in asked if p.repeat_of is not None}
+    assert {p.number for p in asked if p.retry_of is not None} == {2, 7}
+    assert asked[2].lengths is TrialLengths.SEARCH
+    assert asked[7].lengths is TrialLengths.WORKLOAD
+    search.close()
+    attrs = [trial.user_attrs["lengths"] for trial in stored(tmp_path).trials]
+    assert attrs == [str(p.lengths) for p in asked]
+
+
+def test_a_dead_drivers_re_measurement_keeps_its_lengths(tmp_path: Path) -> None:
+    settings = with_two_laws(search_settings(trials=2))
+    first = open_search(settings, tmp_path)
+    for _ in range(2):
+        first.tell(result_of(ask(first)))
+    repeat = ask(first)
+    first.close()
+    assert repeat.lengths is TrialLengths.WORKLOAD
+    assert open_search(settings, tmp_path).running() == (repeat,)
+
+
+def test_values_at_other_lengths_teach_the_sampler_nothing_and_stop_no_trial(
+    tmp_path: Path,
+) -> None:
+    """A study that goes on after its finalists were measured, whatever these gave."""
+    settings = with_two_laws(search_settings(trials=5))
+    longer = replace(settings, search=replace(settings.search, trials=7))
+
+    def proposed(factor: float) -> list[Proposal]:
+        def measure(proposal: Proposal) -> TrialResult:
+            is_own = proposal.lengths is TrialLengths.WORKLOAD
+            value = throughput(proposal.params) * (factor if is_own else 1.0)
+            return result_of(proposal, values=(value,))
+
+        folder = tmp_path / f"{factor}"
+        folder.mkdir()
+        first = open_search(settings, folder)
+        before = finish(first, measure)
+        first.close()
+        again = open_search(longer, folder)
+        new = ask(again)
+        best = max(throughput(p.params) for p in before if p.repeat_of is None)
+        assert again.should_stop(new.number, 0, 0.9 * best) is None
+        assert again.should_stop(new.number, 0, 0.7 * best) is not None
+        again.tell(measure(new))
+        return [*before, new, *finish(again, measure)]
+
+    assert proposed(0.01) == proposed(100.0)

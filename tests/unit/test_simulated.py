@@ -15,6 +15,7 @@ from runner.plans import rung_plans, warmup_plan
 from runner.run_trial import run_trial
 from runner.settings import StudySettings
 from runner.trial import (
+    Arrivals,
     LaunchSpec,
     Lengths,
     LoadPlan,
@@ -272,3 +273,20 @@ def test_a_whole_trial_runs_on_them() -> None:
     assert isinstance(outcome, Measurement)
     assert outcome.rungs_measured == len(seen) == 3
     assert all(judge_rung(r, (), p).valid for r, p in zip(seen, rungs, strict=True))
+
+
+@pytest.mark.parametrize("arrivals", Arrivals)
+def test_an_open_loop_says_when_requests_were_due(arrivals: Arrivals) -> None:
+    plan = make_plan(protocol=LoadProtocol.OPEN_LOOP, rate=4.0, arrivals=arrivals, max_window_s=8.0)
+    run = servers_of(CPU_PP2, CPU).run_load(plan)
+
+    due_s = [record.due_s for record in run.records if record.due_s is not None]
+    assert len(due_s) == len(run.records) > 4
+    assert all(0 <= r.send_s - due < 0.001 for r, due in zip(run.records, due_s, strict=True))
+    gaps_s = [round(later - earlier, 9) for earlier, later in pairwise(due_s)]
+    assert (set(gaps_s) == {0.25}) == (arrivals is Arrivals.CONSTANT)
+
+
+def test_a_closed_loop_has_no_times_to_keep() -> None:
+    run = servers_of(CPU_PP2, CPU).run_load(make_plan())
+    assert {record.due_s for record in run.records} == {None}

@@ -597,3 +597,18 @@ def test_a_home_that_is_a_file_is_refused(tmp_path: Path) -> None:
 def test_a_home_of_nobody_is_refused() -> None:
     with pytest.raises(ConfigError, match="--home ~nosuchuser"):
         StudyStore(Path("~nosuchuser"), "demo")
+
+
+def test_a_rung_of_an_earlier_version_has_no_due_times(store: StudyStore) -> None:
+    store.write_rung(7, make_rung())
+    path = store.trial_folder(7) / "rung-0-c64.parquet"
+    pq.write_table(pq.read_table(path).drop_columns(["due_s"]), path)
+    assert store.measured_rungs(7) == [make_rung()]
+
+
+def test_due_times_are_kept(store: StudyStore) -> None:
+    rung = make_rung()
+    records = tuple(replace(r, due_s=r.send_s - 0.001) for r in rung.loads[0].records)
+    rung = replace(rung, loads=(replace(rung.loads[0], records=records),))
+    store.write_rung(7, rung)
+    assert store.measured_rungs(7) == [rung]

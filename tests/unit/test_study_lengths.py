@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
 
-from runner.config import parse_study
+from runner.config import dump, load_study, parse_study
 from runner.errors import ConfigError
+from runner.settings import StudySettings
 from runner.study_file.lengths import read_lengths
 from runner.trial import Lengths
 from tests.study_samples import DOCUMENT, refused
@@ -87,3 +89,40 @@ def test_a_file_without_lengths(tmp_path: Path) -> None:
     path.write_text("\n \n")
     with pytest.raises(ConfigError, match="is empty, expected a token count on each line"):
         read_lengths(path, "prompt_tokens")
+
+
+def test_lengths_of_one_file_are_pairs(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(
+        '{"prompt_tokens": 7, "output_tokens": 900}\n{"prompt_tokens": 8, "output_tokens": 100}\n'
+    )
+    (tmp_path / "b.jsonl").write_text("5\n6\n7\n")
+    study = tmp_path / "demo.yaml"
+    study.write_text(json.dumps(DOCUMENT))
+
+    def work(prompts: str, replies: str) -> StudySettings:
+        files = (f"workload.prompt_tokens.file={prompts}", f"workload.output_tokens.file={replies}")
+        return load_study(study, ["workload.output_tokens=null", *files])
+
+    settings = work("a.jsonl", "./a.jsonl")
+    assert settings.workload.prompt_tokens == Lengths("recorded", values=(7, 8), paired=True)
+    assert settings.workload.output_tokens == Lengths("recorded", values=(900, 100), paired=True)
+    assert settings.search.output_tokens == Lengths("recorded", values=(461, 51), paired=True)
+    assert parse_study(dump(settings)) == settings
+    assert not work("a.jsonl", "b.jsonl").workload.output_tokens.paired
+
+
+@pytest.mark.parametrize(
+    ("prompts", "replies", "message"),
+    [
+        ("{recorded: [1], paired: true}", "{recorded: [1]}", "pairs of recorded lengths need"),
+        (
+            "{recorded: [1, 2], paired: true}",
+            "{recorded: [1], paired: true}",
+            "found 1 lengths for 2 prompts; pairs need as many of each",
+        ),
+        ("5", "{uniform: [1, 2], paired: true}", "workload.output_tokens.paired: found without"),
+    ],
+)
+def test_pairs_that_are_none(prompts: str, replies: str, message: str) -> None:
+    options = (f"workload.prompt_tokens={prompts}", f"workload.output_tokens={replies}")
+    assert refused(*options).startswith(message)

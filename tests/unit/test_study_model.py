@@ -41,7 +41,7 @@ YES = " (YAML reads yes, no, on and off as true and false)"
             "workload.prompt_tokens={unifrm: [1, 5]}",
             (
                 "workload.prompt_tokens.unifrm: unknown key 'unifrm'; did you mean 'uniform'? "
-                "Valid: fixed, uniform, normal, file, recorded"
+                "Valid: fixed, uniform, normal, file, recorded, paired"
             ),
         ),
     ],

