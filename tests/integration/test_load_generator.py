@@ -343,8 +343,8 @@ def test_cancel_ends_a_load_and_frees_the_server() -> None:
     with ScriptedServer(script) as server:
         canceller = threading.Thread(target=cancel)
         canceller.start()
+        plan = replace(LOOP, max_window_s=1e6, start=LoadStart.TOGETHER)
         with pytest.raises(Interrupted):
-            plan = replace(LOOP, max_window_s=1e6, start=LoadStart.TOGETHER)
             generator.run(plan, [Target(0, server.url)])
         canceller.join()
         assert server.aborts == [{"rid": "", "abort_all": True}]
