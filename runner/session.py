@@ -20,10 +20,11 @@ from runner.config import MAY_CHANGE, complete, diff, dump
 from runner.engines.lease import end_orphans, end_own
 from runner.errors import ConfigError, Interrupted, RunnerError, StudyError
 from runner.held_launch import HeldLaunch
-from runner.insight.live import Note, StudyEnded, StudyStarted
+from runner.insight.live import Note, StudyEnded, StudyStarted, View
 from runner.insight.ranking import rank
 from runner.insight.report import print_report, report_document
 from runner.insight.terminal import view_for
+from runner.load_check import check_load
 from runner.measure.idle import require_power
 from runner.record.background import BackgroundTracker
 from runner.record.environment import describe_environment
@@ -65,7 +66,7 @@ def run_session(request: SessionRequest) -> int:
         search = open_search(store, settings)
         uri = settings.tracking_uri or store.mlflow_uri
         tracker = BackgroundTracker(lambda: Tracker(uri, store, settings))
-        launches = HeldLaunch(lambda: open_machine(request, store), store, view)
+        launches = HeldLaunch(lambda: open_machine(request, store, view), store, view)
         study = Study(settings, store, search, tracker, launches, view)
         with interruptible(launches, store, request.command):
             drive(study, request.command)
@@ -74,8 +75,10 @@ def run_session(request: SessionRequest) -> int:
     return 0 if any(r.outcome is Outcome.COMPLETE for r in store.results()) else 1
 
 
-def open_machine(request: SessionRequest, store: StudyStore) -> Executor:
-    """Open the executor; the GPUs are read once per study, before its first launch.
+def open_machine(request: SessionRequest, store: StudyStore, view: View) -> Executor:
+    """Open the executor; its GPUs and load generators are tried before the first launch.
+
+    The GPUs once per study, the load generators once per start of the machine.
 
     Raises StudyError when the study asks for power that its GPUs do not tell.
     """
@@ -86,6 +89,7 @@ def open_machine(request: SessionRequest, store: StudyStore) -> Executor:
             idle = executor.idle_gpus()
             store.write_idle(idle)
         require_power(request.settings, idle)
+        check_load(executor, request.settings, store, view)
     except RunnerError:
         executor.close()
         raise

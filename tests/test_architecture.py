@@ -24,6 +24,7 @@ LAYERS = (
     "session",
     "tune",
     "held_launch",
+    "load_check",
     "verdict",
     "run_trial",
     "insight",

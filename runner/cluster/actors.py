@@ -20,6 +20,7 @@ from runner.engines.sglang.server import ReplicaSpec, Server, ServerStarted
 from runner.engines.simulated import SimulatedServers
 from runner.errors import StudyError
 from runner.load.client import Target
+from runner.load.self_check import LoadCheck
 from runner.measure.idle import IdleGpu
 from runner.measure.power import GpuIdentity
 from runner.settings import StudySettings
@@ -102,6 +103,10 @@ class LoadActor:
     def run(self, plan: LoadPlan, targets: Sequence[Target], shard: int, shards: int) -> LoadRun:
         """See LocalLoad.run."""
         return self._load.run(plan, targets, shard, shards)
+
+    def check(self, streams: int, shard: int, shards: int) -> LoadCheck:
+        """See LocalLoad.check."""
+        return self._load.check(streams, shard, shards)
 
     def output_throughput(self) -> float:
         """See LocalLoad.output_throughput."""

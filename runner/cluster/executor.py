@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from runner.load.self_check import LoadCheck
 from runner.measure.idle import IdleGpu
 from runner.trial import LaunchSpec, RunningServers
 
@@ -65,6 +66,13 @@ class Executor(Protocol):
             Infeasible, ServerFailed: the setting cannot run, or a server died while starting.
             ClusterLost: an actor, node or port was lost.
             Interrupted: `interrupt` was called.
+        """
+        ...
+
+    def check_load(self, streams: int) -> tuple[LoadCheck, ...]:
+        """Try every load generator that `streams` streams need, for about two seconds.
+
+        Raises LoadFailed when one cannot be tried.
         """
         ...
 

@@ -13,6 +13,7 @@ from runner.clock import Clock
 from runner.engines.sglang.server import ServerStarted
 from runner.load.client import Target
 from runner.load.generator import LoadGenerator, LoadProgress
+from runner.load.self_check import LoadCheck, check_generator
 from runner.measure.idle import IdleGpu, read_idle
 from runner.measure.power import GpuIdentity, GpuSensor, PowerMeter
 from runner.trial import LoadPlan, LoadRun, Params, PowerSample
@@ -38,6 +39,7 @@ class LoadHandle(Protocol):
     def run(
         self, plan: LoadPlan, targets: Sequence[Target], shard: int, shards: int
     ) -> LoadRun: ...
+    def check(self, streams: int, shard: int, shards: int) -> LoadCheck: ...
     def output_throughput(self) -> float: ...
     def cancel(self) -> None: ...
 
@@ -65,6 +67,10 @@ class LocalLoad:
         """Drive this shard's part of the plan to its end."""
         self._rate = 0.0
         return self._generator.run(plan, targets, shard, shards, on_progress=self._note)
+
+    def check(self, streams: int, shard: int, shards: int) -> LoadCheck:
+        """See check_generator."""
+        return check_generator(streams, shard, shards)
 
     def output_throughput(self) -> float:
         """The latest output tokens/s seen."""

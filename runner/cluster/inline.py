@@ -13,11 +13,12 @@ from runner.cluster.executor import LaunchReport, OnSight, RunningLaunch
 from runner.cluster.handles import LocalLoad, LocalMeter
 from runner.cluster.placement import assign_gpus, study_gpus
 from runner.cluster.replica import LaunchPlace, replica_spec
-from runner.cluster.servers import HttpServers, LaunchParts
+from runner.cluster.servers import HttpServers, LaunchParts, check_loads
 from runner.engines.program import program_for, sensor_for
 from runner.engines.sglang.server import Server
 from runner.engines.simulated import SimulatedServers, simulated_idle
 from runner.errors import Interrupted, StudyError
+from runner.load.self_check import LoadCheck
 from runner.measure.idle import IdleGpu
 from runner.measure.visible import VARIABLE
 from runner.settings import StudySettings
@@ -55,6 +56,10 @@ class InlineExecutor:
             yield servers
         finally:
             servers.stop()
+
+    def check_load(self, streams: int) -> tuple[LoadCheck, ...]:
+        """See Executor.check_load."""
+        return check_loads((self._load,), streams)
 
     def idle_gpus(self) -> tuple[IdleGpu, ...]:
         """See Executor.idle_gpus."""

@@ -13,6 +13,7 @@ from runner.cluster.executor import LaunchReport
 from runner.engines.sglang.server import ReplicaSpec, ServerStarted
 from runner.errors import ClusterLost, RunnerError
 from runner.load.client import Target
+from runner.load.self_check import LoadCheck
 from runner.measure.idle import IdleGpu
 from runner.measure.power import GpuIdentity
 from runner.trial import LoadPlan, LoadRun, Params, PowerSample
@@ -87,6 +88,9 @@ class LoadProxy:
 
     def run(self, plan: LoadPlan, targets: Sequence[Target], shard: int, shards: int) -> LoadRun:
         return cast("LoadRun", result_of(self._actor.run.remote(plan, targets, shard, shards)))
+
+    def check(self, streams: int, shard: int, shards: int) -> LoadCheck:
+        return cast("LoadCheck", result_of(self._actor.check.remote(streams, shard, shards)))
 
     def output_throughput(self) -> float:
         return cast("float", result_of(self._actor.output_throughput.remote()))

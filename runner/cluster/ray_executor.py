@@ -36,11 +36,12 @@ from runner.cluster.proxies import (
     last_line,
 )
 from runner.cluster.replica import LaunchPlace, replica_spec
-from runner.cluster.servers import STREAMS_PER_LOAD, HttpServers, LaunchParts
+from runner.cluster.servers import STREAMS_PER_LOAD, HttpServers, LaunchParts, check_loads
 from runner.engines.lease import end_own
 from runner.engines.program import program_for, sensor_for
 from runner.engines.simulated import simulated_idle
 from runner.errors import ClusterLost, Interrupted, StudyError
+from runner.load.self_check import LoadCheck
 from runner.measure.idle import IdleGpu
 from runner.measure.power import GpuKind
 from runner.measure.visible import VARIABLE, named_gpu, visible_devices
@@ -113,6 +114,10 @@ class RayExecutor:
             self._drop_group()
             end_own(self._leases_folder)  # what a lost actor could not end itself
             raise
+
+    def check_load(self, streams: int) -> tuple[LoadCheck, ...]:
+        """See Executor.check_load."""
+        return check_loads(self._loads, streams)
 
     def idle_gpus(self) -> tuple[IdleGpu, ...]:
         """See Executor.idle_gpus."""

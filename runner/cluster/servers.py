@@ -20,6 +20,7 @@ from runner.engines.sglang.server import ServerStarted
 from runner.errors import ClusterLost, Interrupted, LoadFailed
 from runner.load.client import Target
 from runner.load.generator import merge_runs
+from runner.load.self_check import LoadCheck
 from runner.trial import LoadPlan, LoadRun, Params, PowerSample
 
 T = TypeVar("T")
@@ -41,6 +42,22 @@ class LaunchParts:
     meter: MeterHandle
     gpu_uuids: tuple[str, ...]
     clock: Clock
+
+
+def check_loads(loads: Sequence[LoadHandle], streams: int) -> tuple[LoadCheck, ...]:
+    """Try as many generators as so many streams are worth, all at once: they share the machine.
+
+    Raises LoadFailed when one cannot be tried.
+    """
+    shards = shards_for(streams, len(loads))
+    with ThreadPoolExecutor(max_workers=shards) as pool:
+        tried = [pool.submit(loads[shard].check, streams, shard, shards) for shard in range(shards)]
+    return tuple(each.result() for each in tried)
+
+
+def shards_for(streams: int, loads: int) -> int:
+    """How many of the generators share so many streams."""
+    return min(loads, 1 + (streams - 1) // STREAMS_PER_LOAD)
 
 
 class HttpServers:
@@ -97,7 +114,7 @@ class HttpServers:
 
     def run_load(self, plan: LoadPlan) -> LoadRun:
         """Drive the plan with as many generators as its concurrency is worth."""
-        shards = min(len(self._parts.loads), 1 + (plan.concurrency - 1) // STREAMS_PER_LOAD)
+        shards = shards_for(plan.concurrency, len(self._parts.loads))
         targets = tuple(Target(index, started.url) for index, started in enumerate(self._started))
         loads = self._parts.loads[:shards]
         futures = [

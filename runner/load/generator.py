@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 from collections.abc import Callable, Sequence
 
@@ -15,6 +16,8 @@ from runner.load.phase import LoadProgress, Phase
 from runner.trial import ClientHealth, LoadPlan, LoadRun
 
 __all__ = ["LoadGenerator", "LoadProgress", "merge_runs"]
+
+SHORTEST_COMMON = 0.5
 
 
 class LoadGenerator:
@@ -45,11 +48,13 @@ class LoadGenerator:
         task = loop.create_task(phase.run(on_progress))
         with self._lock:
             self._cancel = lambda: loop.call_soon_threadsafe(task.cancel)
+        gc.freeze()  # a full collection would walk through all the driver holds while tokens come
         try:
             return loop.run_until_complete(task)
         except asyncio.CancelledError as err:
             raise Interrupted("the load was stopped") from err
         finally:
+            gc.unfreeze()
             with self._lock:
                 self._cancel = None
             loop.close()
@@ -63,11 +68,17 @@ class LoadGenerator:
 
 
 def merge_runs(runs: Sequence[LoadRun]) -> LoadRun:
-    """The shards of one phase as one run, over the window they have in common."""
+    """The shards of one phase as one run, over the window they have in common.
+
+    Each shard ends by its own rule, so the windows differ. The common one is steady when every
+    shard's is and it is at least half as long as the shortest: less of it says too little.
+    """
     if len(runs) == 1:
         return runs[0]
     start_s = max(run.window_start_s for run in runs)
     end_s = min(run.window_end_s for run in runs)
+    shortest_s = min(run.window_end_s - run.window_start_s for run in runs)
+    is_long = end_s - start_s >= SHORTEST_COMMON * shortest_s and end_s > start_s
     return LoadRun(
         records=tuple(
             sorted((r for run in runs for r in run.records), key=lambda record: record.send_s)
@@ -75,7 +86,7 @@ def merge_runs(runs: Sequence[LoadRun]) -> LoadRun:
         started_s=min(run.started_s for run in runs),
         window_start_s=start_s,
         window_end_s=max(end_s, start_s),
-        is_steady=end_s > start_s and all(run.is_steady for run in runs),
+        is_steady=is_long and all(run.is_steady for run in runs),
         client=ClientHealth(
             cpu_share=max(run.client.cpu_share for run in runs),
             max_lag_s=max(run.client.max_lag_s for run in runs),

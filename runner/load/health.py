@@ -29,7 +29,8 @@ class HealthMonitor:
 
     CPU time is that of the event loop's own thread: other threads of the process cost us only as
     lag. Both values are in wall seconds, whatever the scale of the study's clock. A lag counts
-    when three calls in a row suffered it: one stall of the machine is not the client's limit.
+    when three calls in a row suffered it, or when it took most of the span: one short stall of the
+    machine is not the client's limit.
     A machine that was suspended, or whose clock was set, shows as a jump between two calls.
     """
 
@@ -61,7 +62,7 @@ class HealthMonitor:
         cpu_s = seen[-1].cpu_s - seen[0].cpu_s
         return ClientHealth(
             cpu_share=cpu_s / wall_s if wall_s > 0 else 0.0,
-            max_lag_s=lasting_lag_s([tick.lag_s for tick in seen]),
+            max_lag_s=lasting_lag_s([tick.lag_s for tick in seen], wall_s),
             clock_jump_s=clock_jump_s([(tick.wall_s, tick.calendar_s) for tick in seen]),
         )
 
@@ -87,7 +88,15 @@ def clock_jump_s(readings: list[tuple[float, float]]) -> float:
     return max((*apart_s, *stood_s), default=0.0)
 
 
-def lasting_lag_s(lags_s: list[float]) -> float:
-    """The highest lag that every one of three neighbouring calls reached."""
+def lasting_lag_s(lags_s: list[float], span_s: float) -> float:
+    """The highest lag that every one of three neighbouring calls reached, or that took most of it.
+
+    Args:
+        lags_s: the lags in order.
+        span_s: the wall seconds in which they were seen.
+    """
+    worst_s = max(lags_s, default=0.0)
+    if worst_s > span_s / 2:
+        return worst_s
     triples = zip(lags_s, lags_s[1:], lags_s[2:], strict=False)
     return max((min(triple) for triple in triples), default=0.0)

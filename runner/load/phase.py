@@ -31,6 +31,7 @@ from runner.trial import (
 )
 
 SPARE_CONNECTIONS = 8
+STARTS_PER_TURN = 32
 PROGRESS_INTERVAL_S = 0.5  # of the wall
 SHORTEST_LOOK_S = 0.005  # of the wall
 RAMP_LOOK_S = 0.02  # of the wall
@@ -147,16 +148,9 @@ class Phase:
                 raise LoadFailed(f"cannot connect to {self._targets[place].url}: {err}") from err
 
     def _start(self, started_s: float) -> None:
-        if self._is_open_loop:
+        if self._is_open_loop or self._is_replacing:
             self._spawn(self._stock.keep_full())
-            self._spawn(self._arrive(started_s))
-        elif self._is_replacing:
-            self._spawn(self._stock.keep_full())
-            self._spawn(self._begin_streams())
-        else:
-            for stream in self._streams:
-                self._spawn(self._request(stream % len(self._targets)))
-            self._ramp.start_all(started_s)
+        self._spawn(self._arrive(started_s) if self._is_open_loop else self._begin_streams())
 
     @property
     def _is_open_loop(self) -> bool:
@@ -171,12 +165,18 @@ class Phase:
         return self._is_replacing and self._plan.start is LoadStart.GRADUAL
 
     async def _begin_streams(self) -> None:
-        """Begin the streams of a closed loop, together or one after another (load/ramp.py)."""
+        """Begin the streams, together or one after another (load/ramp.py).
+
+        Those that begin together do so in turns: in between, the first replies are read in time.
+        """
         for stream in self._streams:
             if self._is_gradual and self._ramp.started:
                 await self._until_due()
+            elif self._ramp.started % STARTS_PER_TURN == STARTS_PER_TURN - 1:
+                await asyncio.sleep(0)
             self._ramp.start(self._clock.now_s())
-            self._spawn(self._repeat(stream % len(self._targets)))
+            place = stream % len(self._targets)
+            self._spawn(self._repeat(place) if self._is_replacing else self._request(place))
 
     async def _until_due(self) -> None:
         """Wait for the time of the next stream; it moves as the first tokens show how fast."""

@@ -39,11 +39,6 @@ class Ramp:
         self._last_s = now_s
         return self._started - 1
 
-    def start_all(self, now_s: float) -> None:
-        """Note that every stream begins now."""
-        while not self.is_done:
-            self.start(now_s)
-
     def due_s(self, now_s: float, output_tokens: int) -> float | None:
         """When the next stream is to begin; None: not before the first token has come."""
         if output_tokens <= 0:

@@ -10,13 +10,16 @@ from __future__ import annotations
 
 import json
 import re
+from functools import cache
 from typing import Final, Protocol
 
 _COUNT_KEY: Final = b'"completion_tokens":'
 _NUMBER: Final = re.compile(rb"\s*(\d+)")
 _IDS: Final = re.compile(rb'"output_ids":\s*\[([\d,\s]+)\]')
 _EVENT_END: Final = b"\n\n"
+_CRLF_END: Final = b"\r\n\r\n"  # as some servers end their lines; a stream keeps to one way
 _HTTP_OK: Final = 200
+_FEWEST_COUNTED: Final = 3  # a first, a last, and one in between
 _LONGEST_ERROR: Final = 300
 
 
@@ -32,9 +35,10 @@ class Reply:
 
     __slots__ = (
         "_before_last",
-        "_count",
-        "_earlier",
+        "_counted",
         "_last",
+        "_parsed",
+        "_separator",
         "_tail",
         "_total",
         "error",
@@ -49,38 +53,58 @@ class Reply:
         self.is_done = False
         self.last_s: float | None = None
         self._total = total
-        self._count = 0
+        self._counted = 0
         self._tail = b""
+        self._separator = _EVENT_END
         self._last = b""
         self._before_last = b""
-        self._earlier = b""
+        self._parsed: dict[str, object] | None = None
 
     def feed(self, body: bytes, now_s: float) -> None:
         """Take the next bytes of the body, read from the socket at `now_s`."""
         self.last_s = now_s
         if self._tail:
             body = self._tail + body
-        end = body.rfind(_EVENT_END)
-        if end < 0:
-            self._tail = body
+        if self._separator not in body and _CRLF_END in body:
+            self._separator = _CRLF_END
+        *events, self._tail = body.split(self._separator)
+        for event in events:
+            self._take(event, now_s)
+
+    def feed_event(self, event: bytes, now_s: float) -> None:
+        """As `feed`, for the bytes of one whole event without the empty line after it.
+
+        Nearly every event is one more token, which needs no more than to be found.
+        """
+        count = len(self.token_s)
+        if count and not self._tail and event.rfind(_mark(count + 1)) >= 0:
+            self.last_s = now_s
+            self._note(event)
+            self.token_s.append(now_s)
+            self._total.output_tokens += 1
+        else:
+            self.feed(event + _EVENT_END, now_s)
+
+    def _take(self, event: bytes, now_s: float) -> None:
+        place = event.rfind(_COUNT_KEY)
+        if place < 0:
+            self._take_other(event)
             return
-        self._tail = body[end + 2 :]
-        for event in body[:end].split(_EVENT_END):
-            place = event.rfind(_COUNT_KEY)
-            if place < 0:
-                self._take_other(event)
-                continue
-            number = _NUMBER.match(event, place + len(_COUNT_KEY))
-            if number is None:
-                self.fail(f"a token count cannot be read: {_shorten(event)}")
-                continue
-            self._earlier, self._before_last, self._last = self._before_last, self._last, event
-            new = int(number[1]) - self._count
-            if new > 0:
-                self._total.answered += not self._count
-                self._count += new
-                self._total.output_tokens += new
-                self.token_s.extend([now_s] * new)
+        number = _NUMBER.match(event, place + len(_COUNT_KEY))
+        if number is None:
+            self.fail(f"a token count cannot be read: {_shorten(event)}")
+            return
+        self._note(event)
+        new = int(number[1]) - len(self.token_s)
+        if new > 0:
+            self._total.answered += not self.token_s
+            self._total.output_tokens += new
+            self.token_s.extend([now_s] * new)
+
+    def _note(self, event: bytes) -> None:
+        self._counted += 1
+        self._before_last = self._last
+        self._last = event
 
     def fail(self, error: str) -> None:
         """Note why this request failed; the first cause stays."""
@@ -98,7 +122,7 @@ class Reply:
 
     def usage(self) -> tuple[int | None, int]:
         """(prompt tokens, cached tokens) as the last event says; None: it does not say."""
-        event = _event_json(self._last)
+        event = self._last_parsed()
         usage = event.get("meta_info") or event.get("usage")
         if not isinstance(usage, dict):
             return None, 0
@@ -119,13 +143,21 @@ class Reply:
 
     def _check_finish(self) -> None:
         """The reason to finish is in the last event; OpenAI-like streams count once more after."""
-        reason = _finish_reason(self._last) or _finish_reason(self._before_last)
+        reason = _finish_reason(self._last_parsed())
+        if reason is None:
+            reason = _finish_reason(_event_json(self._before_last))
         if reason is None:
             self.fail("the stream ended without a finish reason")
         elif reason not in {"length", "stop"}:
             self.fail(f"the server finished the request with {reason!r}")
-        elif (sent := self._sent_ids()) not in {None, self._count}:
-            self.fail(f"the server counts {self._count} tokens but has sent {sent}")
+        elif (sent := self._sent_ids()) not in {None, len(self.token_s)}:
+            self.fail(f"the server counts {len(self.token_s)} tokens but has sent {sent}")
+
+    def _last_parsed(self) -> dict[str, object]:
+        """The last event that counted; parsed when the reply is whole, and not again."""
+        if self._parsed is None or not self.is_done:
+            self._parsed = _event_json(self._last)
+        return self._parsed
 
     def _sent_ids(self) -> int | None:
         """Token ids in the last event, None where that is not all of them.
@@ -135,9 +167,15 @@ class Reply:
         """
         before = self._before_last
         number = _NUMBER.match(before, before.rfind(_COUNT_KEY) + len(_COUNT_KEY))
-        if not self._earlier or number is None or _ids_in(before) != int(number[1]):
+        if self._counted < _FEWEST_COUNTED or number is None or _ids_in(before) != int(number[1]):
             return None
         return _ids_in(self._last)
+
+
+@cache
+def _mark(count: int) -> bytes:
+    """How an event that has counted so many tokens says so, in the way most servers write JSON."""
+    return b"%s%d," % (_COUNT_KEY, count)
 
 
 def _ids_in(event: bytes) -> int | None:
@@ -154,8 +192,7 @@ def _event_json(event: bytes) -> dict[str, object]:
     return found if isinstance(found, dict) else {}
 
 
-def _finish_reason(event: bytes) -> str | None:
-    found = _event_json(event)
+def _finish_reason(found: dict[str, object]) -> str | None:
     holder = found.get("meta_info")
     choices = found.get("choices")
     if isinstance(choices, list) and choices:

@@ -92,6 +92,12 @@ def test_two_servers_share_the_load_on_a_gpu_each(
     assert report.phase_s["total"] > 0
 
 
+def test_its_load_generator_can_be_tried(executor: Executor) -> None:
+    (check,) = executor.check_load(4)
+    assert check.streams == 4
+    assert check.cpu_us > 0
+
+
 def test_nothing_is_left_when_a_launch_is_over(
     executor: Executor, home: Path, tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from runner.load.generator import LoadGenerator, LoadProgress, merge_runs
 from runner.measure.metrics import judge_rung
 from runner.trial import (
     Arrivals,
+    ClientHealth,
     Lengths,
     LoadPlan,
     LoadProtocol,
@@ -304,6 +305,23 @@ def test_shards_share_one_load_and_abort_only_their_own() -> None:
     assert {abort["rid"] for abort in server.aborts} == cut
     assert merged.window_start_s == max(run.window_start_s for run in runs)
     assert merged.window_end_s == min(run.window_end_s for run in runs)
+
+
+@pytest.mark.parametrize(
+    ("windows", "is_steady"),
+    [
+        (((0.0, 10.0), (1.0, 12.0)), True),
+        (((0.0, 10.0), (4.9, 30.0)), True),
+        (((0.0, 10.0), (5.1, 30.0)), False),  # less than half of the shorter one is common
+        (((0.0, 10.0), (11.0, 30.0)), False),
+    ],
+)
+def test_shards_that_hardly_ran_together_are_not_steady(
+    windows: tuple[tuple[float, float], ...], *, is_steady: bool
+) -> None:
+    health = ClientHealth(0.1, 0.0)
+    runs = [LoadRun((), start_s, start_s, end_s, True, health) for start_s, end_s in windows]
+    assert merge_runs(runs).is_steady is is_steady
 
 
 def test_cancel_ends_a_load_and_frees_the_server() -> None:

@@ -12,16 +12,20 @@ from runner.load.health import HealthMonitor, clock_jump_s, lasting_lag_s
 
 
 def test_a_single_stall_is_not_the_clients_limit() -> None:
-    assert lasting_lag_s([0.001, 0.300, 0.001, 0.002]) == 0.001
+    assert lasting_lag_s([0.001, 0.300, 0.001, 0.002], 1.0) == 0.001
 
 
 def test_lag_that_lasts_is() -> None:
-    assert lasting_lag_s([0.001, 0.080, 0.070, 0.090, 0.001]) == 0.070
+    assert lasting_lag_s([0.001, 0.080, 0.070, 0.090, 0.001], 1.0) == 0.070
+
+
+def test_a_stall_for_most_of_the_time_is() -> None:
+    assert lasting_lag_s([0.001, 0.600, 0.001], 1.0) == 0.600
 
 
 @given(st.lists(st.floats(0, 10)))
 def test_lasting_lag_is_never_more_than_the_worst(lags_s: list[float]) -> None:
-    assert 0.0 <= lasting_lag_s(lags_s) <= max(lags_s, default=0.0)
+    assert 0.0 <= lasting_lag_s(lags_s, 1.0) <= max(lags_s, default=0.0)
 
 
 @pytest.mark.parametrize("scale", [1.0, 20.0])

@@ -16,6 +16,7 @@ from runner.cluster.executor import Executor
 from runner.cluster.inline import InlineExecutor
 from runner.engines.emulator.gpu import EmulatedGpus, create_machine, plant_power_offset
 from runner.errors import ClusterLost, StudyError
+from runner.insight.terminal import view_for
 from runner.machine.profile import load_profile
 from runner.measure.idle import IdleGpu, read_idle, require_power
 from runner.measure.power import NvmlSensor
@@ -137,7 +138,8 @@ def open_on(executor: FakeExecutor, store: StudyStore, settings: StudySettings) 
     def opened(*_: object) -> Executor:
         return cast("Executor", executor)
 
-    return open_machine(SessionRequest(settings, store.folder, opened, "", "", False), store)
+    request = SessionRequest(settings, store.folder, opened, "", "", False)
+    return open_machine(request, store, view_for(sys.stderr))
 
 
 def test_a_study_reads_its_idle_power_once(tmp_path: Path) -> None:
