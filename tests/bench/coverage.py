@@ -9,7 +9,7 @@ are; how many are called metastable; and what a measurement costs, in seconds of
 The reference protocol (all requests at once, all tokens / wall of the slowest) is then repeated, by
 the same seeds, until Student's interval of its bursts is as narrow: its cost stands beside ours.
 
-With `--engine emulated` the same goes through real processes and HTTP, in time 20 times as fast as
+With `--engine emulated` the same goes through real processes and HTTP, in time 40 times as fast as
 real, with replies of 16 to 48 tokens to 16 streams, so that a measurement takes seconds.
 
     python tests/bench/coverage.py [--engine simulated] [--measurements 400] [--truths 48]
@@ -62,6 +62,7 @@ OVERRIDES = {
     ),
     "emulated": (
         "engine.kind=emulated",
+        "engine.time_scale=40",
         "measure.max_window_s=240",
         "measure.precision=0.01",
         "measure.min_window_s=1",
