@@ -367,6 +367,13 @@ class RungResult:
     slo_attainment_high: float | None = None
     notes: tuple[str, ...] = ()
 
+    @property
+    def end_s(self) -> float:
+        """When its last window closed."""
+        if not self.restarts:
+            return self.window_start_s + self.window_s
+        return max(each.window_start_s + each.window_s for each in self.restarts)
+
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:

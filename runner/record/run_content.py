@@ -33,6 +33,7 @@ LONGEST_TAG = 5000
 UNAVAILABLE = "unavailable"
 RUNG_METRICS = (
     "output_throughput",
+    "output_throughput_halfwidth",
     "total_throughput",
     "request_throughput",
     "goodput",
@@ -76,7 +77,7 @@ class TrialTimes:
 
     def end_ms(self, result: TrialResult) -> int:
         """When its last window closed; without one, when its result was written."""
-        ends = [self.at_ms(rung.window_start_s + rung.window_s) for rung in result.rungs]
+        ends = [self.at_ms(rung.end_s) for rung in result.rungs]
         return max(ends, default=self.finished_ms)
 
 
@@ -128,7 +129,7 @@ def run_metrics(
 ) -> list[MetricPoint]:
     """Every metric of the run: rungs, parameters as numbers, objectives, GPUs over time."""
     points = [
-        MetricPoint(name, value, times.at_ms(rung.window_start_s + rung.window_s), rung.concurrency)
+        MetricPoint(name, value, times.at_ms(rung.end_s), rung.concurrency)
         for rung in result.rungs
         for name, value in rung_values(rung)
     ]
@@ -181,13 +182,16 @@ def run_note(result: TrialResult, report: LaunchReport | None) -> str:
         lines += ["", "Measured at the lengths of the workload, not at those of the search."]
     notes = dict.fromkeys(note for rung in result.rungs for note in rung.notes)
     lines += [line for note in notes for line in ("", f"Note: {note}.")]
+    unsure = [str(rung.concurrency) for rung in result.rungs if rung.metastable]
+    if unsure:
+        lines += ["", f"Metastable at C={', '.join(unsure)}: it depends on how the load began."]
     commands = () if report is None else report.commands
     if commands:
         more = f" (the first of {len(commands)} servers)" if len(commands) > 1 else ""
         lines += ["", f"Started with{more}:", "", "```", commands[0], "```"]
     if result.rungs:
-        lines += ["", "| concurrency | tok/s | TTFT p99 | TPOT p50 | W | tok/J |"]
-        lines += ["|---:|---:|---:|---:|---:|---:|"]
+        lines += ["", "| concurrency | tok/s | +- (95 %) | TTFT p99 | TPOT p50 | W | tok/J |"]
+        lines += ["|---:|---:|---:|---:|---:|---:|---:|"]
         lines += [_row(rung) for rung in sorted(result.rungs, key=lambda rung: rung.concurrency)]
     return "\n".join(lines)[:LONGEST_TAG]
 
@@ -201,12 +205,18 @@ def _row(rung: RungResult) -> str:
     cells = (
         str(rung.concurrency),
         f"{rung.output_throughput:.0f}",
+        _halfwidth(rung),
         "-" if rung.ttft_s is None else f"{1000 * rung.ttft_s.p99:.1f} ms",
         "-" if rung.tpot_s is None else f"{1000 * rung.tpot_s.p50:.1f} ms",
         UNAVAILABLE if rung.power_w is None else f"{rung.power_w:.0f}",
         UNAVAILABLE if rung.tokens_per_joule is None else f"{rung.tokens_per_joule:.3g}",
     )
     return f"| {' | '.join(cells)} |"
+
+
+def _halfwidth(rung: RungResult) -> str:
+    width = rung.output_throughput_halfwidth
+    return "-" if width is None else f"{width:.1f}"
 
 
 def _text(value: ParamValue) -> str:

@@ -13,15 +13,21 @@ With `--engine emulated` the same goes through real processes and HTTP, in time 
 real, with replies of 16 to 48 tokens to 16 streams, so that a measurement takes seconds.
 
     python tests/bench/coverage.py [--engine simulated] [--measurements 400] [--truths 48]
-                                   [--settings "pp8 d8 cap64" ...]
+                                   [--settings "pp8 d8 cap64" ...] [--shards 1] [--minutes M]
+                                   [--first-seed 0] [--save FILE] [--load FILE ...]
+
+`--shards` measures each setting on so many servers side by side; `--minutes` stops early, reporting
+what there is; `--save` keeps the measurements, and `--load` reports saved ones together.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+import pickle
 import statistics
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -89,6 +95,14 @@ class Measured:
     cost_s: float
 
 
+@dataclass(frozen=True)
+class Done:
+    """A job and what it measured."""
+
+    job: Job
+    measured: Measured
+
+
 @contextmanager
 def running(engine: str, setting: str) -> Iterator[tuple[StudySettings, RunningLaunch]]:
     """Servers of a setting, up and set."""
@@ -109,10 +123,15 @@ def cost_s(load: LoadRun) -> float:
     return load.window_end_s - load.started_s
 
 
-def run(jobs: Sequence[Job]) -> list[Measured]:
-    """Jobs of one setting, one after another on the same servers."""
+def run(jobs: Sequence[Job], end_s: float) -> list[Done]:
+    """Jobs of one setting, one after another on the same servers, until `end_s` of the wall."""
+    done: list[Done] = []
     with running(jobs[0].engine, jobs[0].setting) as (settings, servers):
-        return [run_one(job, settings, servers) for job in jobs]
+        for job in jobs:
+            if time.time() >= end_s:
+                break
+            done.append(Done(job, run_one(job, settings, servers)))
+    return done
 
 
 def run_one(job: Job, settings: StudySettings, servers: RunningLaunch) -> Measured:
@@ -207,34 +226,50 @@ def main() -> None:
     parser.add_argument("--measurements", type=int, default=400)
     parser.add_argument("--truths", type=int, default=48)
     parser.add_argument("--settings", nargs="+", default=list(SETTINGS))
+    parser.add_argument("--shards", type=int, default=1)
+    parser.add_argument("--minutes", type=float, default=math.inf)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument("--save", type=Path)
+    parser.add_argument("--load", type=Path, nargs="+", default=[])
     arguments = parser.parse_args()
-    with ProcessPoolExecutor() as pool:
-        batches = {name: batches_of(arguments, name) for name in arguments.settings}
-        futures = {
-            name: [pool.submit(run, batch) for batch in each] for name, each in batches.items()
-        }
-        for name, each in batches.items():
-            jobs = [job for batch in each for job in batch]
-            found = [measured for future in futures[name] for measured in future.result()]
-            parts = [
-                [measured for job, measured in zip(jobs, found, strict=True) if job.kind == kind]
-                for kind in KINDS
-            ]
+    done = [each for path in arguments.load for each in pickle.loads(path.read_bytes())]
+    if not done:
+        done = measure(arguments)
+    if arguments.save:
+        arguments.save.write_bytes(pickle.dumps(done))
+    for name in arguments.settings:
+        parts = [
+            [each.measured for each in done if (each.job.setting, each.job.kind) == (name, kind)]
+            for kind in KINDS
+        ]
+        if len(parts[0]) > 1 and parts[1]:
             sys.stdout.write(report(name, *parts) + "\n")
-            sys.stdout.flush()
+
+
+def measure(arguments: argparse.Namespace) -> list[Done]:
+    end_s = time.time() + 60 * arguments.minutes
+    is_simulated = arguments.engine == "simulated"
+    workers = None if is_simulated else len(arguments.settings) * arguments.shards
+    with ProcessPoolExecutor(workers) as pool:
+        futures = [
+            pool.submit(run, batch, end_s)
+            for name in arguments.settings
+            for batch in batches_of(arguments, name)
+        ]
+        return [each for future in futures for each in future.result()]
 
 
 def batches_of(arguments: argparse.Namespace, setting: str) -> list[list[Job]]:
-    """All jobs of a setting: small batches, or one where servers have to be started for it."""
-    engine = arguments.engine
+    """All jobs of a setting: small batches, or one for each server that has to be started."""
+    engine, first = arguments.engine, arguments.first_seed
     counts = (arguments.truths, arguments.measurements, BURSTS, BURSTS // 4)
     jobs = [
-        Job(engine, setting, kind, 100_000 * place + seed)
+        Job(engine, setting, kind, 100_000 * place + first + seed)
         for place, (kind, count) in enumerate(zip(KINDS, counts, strict=True))
         for seed in range(count if engine == "simulated" or "burst" not in kind else 0)
     ]
-    size = 1 if engine == "simulated" else len(jobs)
-    return [jobs[start : start + size] for start in range(0, len(jobs), size)]
+    batches = len(jobs) if engine == "simulated" else arguments.shards
+    return [jobs[start::batches] for start in range(batches)]
 
 
 if __name__ == "__main__":
