@@ -16,8 +16,8 @@ n     restarts that count; t: Student's t at 97.5 %, n - 1 degrees of freedom
 s     the standard deviation of their rates
 w     what their windows alone explain: the root mean square of the standard errors of their batch
       means (measure/window.py), so that rates which agree by luck claim no more than a window can
-e     |mean rate of the second halves of the windows - mean|: what still creeps within a window,
-      which may be less than its noise, goes on behind it
+e     |mean rate of the second halves of the windows - that of the first halves|: what creeps within
+      a window, by less than its noise perhaps, creeps on behind it
 
 The claim is about the long run after a gradual start. **Metastable** says that the load may as well
 stay elsewhere for long: the probe lies outside its prediction interval, t * sqrt((1 + 1/n) *
@@ -79,7 +79,7 @@ def claim(plan: LoadPlan, loads: Sequence[LoadRun]) -> RateClaim:
     return claim_of(
         [output_rate(load) for load in record.counted],
         errors=[noise for noise in noises if noise is not None],
-        later=[] if is_burst else [output_rate(second_half(load)) for load in record.counted],
+        creeps=[] if is_burst else [creep(load) for load in record.counted],
         probe=output_rate(probes[0]) if probes else None,
     )
 
@@ -88,7 +88,7 @@ def claim_of(
     rates: Sequence[float],
     *,
     errors: Sequence[float] = (),
-    later: Sequence[float] = (),
+    creeps: Sequence[float] = (),
     probe: float | None = None,
 ) -> RateClaim:
     """The claim of this module from the rates of restarts.
@@ -96,7 +96,7 @@ def claim_of(
     Args:
         rates: the rate of each restart that counts, at least one.
         errors: the standard error of each, as its own window shows it; empty: not known.
-        later: the rate of the second half of each window; empty: not known.
+        creeps: by how much the second half of each window is faster; empty: not known.
         probe: the rate of the probe; None: there is none.
     """
     mean = statistics.fmean(rates)
@@ -108,11 +108,11 @@ def claim_of(
     t = STUDENT_T[min(count, len(STUDENT_T) + 1) - 2]
     fisher = FISHER_F[min(count, len(FISHER_F) + 1) - 2]
     variance = max(between, within)
-    creep = abs(statistics.fmean(later) - mean) if later else 0.0
+    creeping = abs(statistics.fmean(creeps)) if creeps else 0.0
     reach = t * math.sqrt((1 + 1 / count) * variance)
     is_apart = probe is not None and abs(probe - mean) > reach
     is_uneven = within > 0 and between > fisher * within
-    return RateClaim(mean, t * math.sqrt(variance / count) + creep, is_apart or is_uneven)
+    return RateClaim(mean, t * math.sqrt(variance / count) + creeping, is_apart or is_uneven)
 
 
 def output_rate(load: LoadRun) -> float:
@@ -129,9 +129,11 @@ def output_rate(load: LoadRun) -> float:
     return count / (end_s - start_s)
 
 
-def second_half(load: LoadRun) -> LoadRun:
-    """The same load, of which only the second half of its window counts."""
-    return replace(load, window_start_s=sum(load.window) / 2)
+def creep(load: LoadRun) -> float:
+    """By how much the second half of a load's window is faster than the first (tokens/s)."""
+    middle_s = sum(load.window) / 2
+    first, second = replace(load, window_end_s=middle_s), replace(load, window_start_s=middle_s)
+    return output_rate(second) - output_rate(first)
 
 
 def window_error(plan: LoadPlan, load: LoadRun) -> float | None:

@@ -16,7 +16,6 @@ from runner.measure.restarts import (
     claim_of,
     next_restart,
     output_rate,
-    second_half,
 )
 from runner.trial import (
     ClientHealth,
@@ -112,7 +111,7 @@ def test_rates_that_agree_by_luck_claim_no_more_than_their_windows() -> None:
 
 def test_what_creeps_within_the_windows_widens_the_interval() -> None:
     rates = [100.0, 101.0, 99.0]
-    still, creeping = claim_of(rates, later=rates), claim_of(rates, later=[103.0, 104.0, 102.0])
+    still, creeping = claim_of(rates, creeps=[1.0, -1.0]), claim_of(rates, creeps=[-2.0, -4.0])
     assert still.halfwidth is not None
     assert creeping.halfwidth == pytest.approx(still.halfwidth + 3.0)
 
@@ -141,10 +140,11 @@ def test_a_claim_is_made_of_the_loads_of_a_rung() -> None:
     assert uneven.halfwidth > 5.0
 
 
-def test_a_window_is_halved_in_time() -> None:
+def test_creep_is_the_difference_of_a_windows_halves() -> None:
     whole = load(80.0)
-    assert second_half(whole).window == (30.0, 60.0)
-    assert output_rate(second_half(whole)) == pytest.approx(output_rate(whole), rel=0.02)
+    assert creep(whole) == pytest.approx(0.0, abs=1.0)
+    ended = tuple(r for r in whole.records if r.end_s <= 30.0)
+    assert creep(replace(whole, records=ended)) == pytest.approx(-80.0, abs=1.0)
 
 
 @given(st.integers(3, 6), st.floats(1.0, 50.0))
