@@ -14,6 +14,7 @@ from runner.measure.restarts import (
     MOST,
     claim,
     claim_of,
+    creep,
     next_restart,
     output_rate,
 )
