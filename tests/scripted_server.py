@@ -82,6 +82,7 @@ class ScriptedServer:
         self.in_flight = 0
         self.most_in_flight = 0
         self.connections = 0
+        self._writers: list[asyncio.StreamWriter] = []
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -109,9 +110,13 @@ class ScriptedServer:
         self._is_up.set()
         await self._stopped.wait()
         server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        await asyncio.sleep(0)  # lets them go before the loop ends
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
+        self._writers.append(writer)
         try:
             while True:
                 head = (await reader.readuntil(b"\r\n\r\n")).decode()

@@ -80,7 +80,7 @@ def test_the_servers_running_count_is_not_the_concurrency(tmp_path: Path) -> Non
     with launch(tmp_path, four_slots) as servers:
         watcher = threading.Thread(target=watch)
         watcher.start()
-        rung = measure(replace(PLAN, concurrency=32), servers)
+        rung = measure(replace(PLAN, concurrency=32, start=LoadStart.TOGETHER), servers)
         is_over.set()
         watcher.join()
     assert 0 < statistics.median(told) <= 8

@@ -109,7 +109,7 @@ def test_the_document_is_whole_and_totals_and_window_differ(
         "slo": [],
     }.items():
         assert document[key] == value
-    assert set(document["client"]) == {"cpu_share", "max_lag_s"}
+    assert set(document["client"]) == {"cpu_share", "max_lag_s", "clock_jump_s"}
 
 
 @pytest.mark.parametrize("api", ["completions", "chat"])
