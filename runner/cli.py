@@ -13,7 +13,15 @@ from pathlib import Path
 from runner.errors import ConfigError, Interrupted, RunnerError
 
 HIGHEST_PORT = 65535
+STDERR_FILENO = 2
 EXIT_STOPPED, EXIT_INPUT, EXIT_INTERRUPTED = 1, 2, 130
+
+
+def fill_descriptors() -> None:
+    """Open what the caller closed of 0, 1 and 2, or the next files get these numbers."""
+    while (number := os.open(os.devnull, os.O_RDWR)) <= STDERR_FILENO:
+        os.set_inheritable(number, True)  # noqa: FBT003 - the only form
+    os.close(number)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -22,6 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if words[:1] == ["emulate"]:
         words = ["emulate", "--", *[word for word in words[1:] if word != "--"]]
     args = parser().parse_args(words)
+    fill_descriptors()
     if sys.stdout is None:  # closed by the caller
         sys.stdout = Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115 - for good
     try:

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import re
-import resource
 import secrets
 import signal
 import sys
@@ -59,7 +58,6 @@ def load(args: argparse.Namespace) -> int:
     server = ask_server(order.target)
     model = order.target.model or server.model or "default"
     order = replace(order, target=replace(order.target, model=model))
-    allow_connections()
     drive = Drive()
     with drive.interruptible():
         run = drive.warm_up_and_load(order)
@@ -76,12 +74,6 @@ def load(args: argparse.Namespace) -> int:
         )
     check_survived(result, order.target)
     return EXIT_MISSED if result.is_slo_missed else 0
-
-
-def allow_connections() -> None:
-    """Each request in flight holds a connection: take as many open files as we are given."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 class Drive:

@@ -73,6 +73,11 @@ def levels(settings: StudySettings) -> tuple[float, ...]:
     return (*dict.fromkeys(first), *others)
 
 
+def rung_label(level: float) -> int:
+    """The whole number by which a rung is known: its concurrency, or its rate rounded."""
+    return max(1, round(level))
+
+
 def warmup_plan(
     settings: StudySettings, number: int, lengths: TrialLengths = TrialLengths.SEARCH
 ) -> LoadPlan:
@@ -91,7 +96,7 @@ def _plan(
     return LoadPlan(
         phase=phase,
         protocol=LoadProtocol.CLOSED_LOOP if is_warmup else work.protocol,
-        concurrency=max(1, round(level)),
+        concurrency=rung_label(level),
         rate=level if is_open and not is_warmup else None,
         prompt_tokens=work.prompt_tokens,
         output_tokens=work.output_tokens,

@@ -34,9 +34,9 @@ CPU: dict[str, Any] = {
     },
     "baselines": [{"name": "pp2-auto", "pp_size": 2, "max_running_requests": 16}],
     # Long requests: what a busy machine adds between two of them must not count.
-    "workload": {"prompt_tokens": 16, "output_tokens": 256, "concurrency": [1, 4]},
+    "workload": {"prompt_tokens": 16, "output_tokens": 128, "concurrency": [1, 4]},
     "search": {"trials": 3, "seed": 0},
-    "measure": {"precision": 0.2, "min_window_s": 50, "max_window_s": 150, "finalists": 1},
+    "measure": {"precision": 0.2, "min_window_s": 20, "max_window_s": 150, "finalists": 1},
 }
 
 

@@ -32,6 +32,8 @@ from runner.trial import (
     RungResult,
 )
 
+MOST_LEFT_OVER = 0.2
+FEWEST_SENT = 50  # fewer requests leave many unfinished by chance
 RATES = ("output_throughput", "total_throughput", "request_throughput", "goodput")
 
 
@@ -156,6 +158,8 @@ def _part(load: LoadRun, plan: LoadPlan, span: Span, slo: Sequence[SloLimit]) ->
 def _shortness(load: LoadRun, plan: LoadPlan) -> str | None:
     if load.cut_short or plan.protocol is LoadProtocol.BURST:
         return None
+    if plan.protocol is LoadProtocol.OPEN_LOOP and (waiting := _left_over(load)):
+        return f"the server did not keep up: {waiting} requests were unfinished at the last arrival"
     wanted = requests_wanted(load, plan)
     if wanted <= (plan.requests or 0):
         return "no steady window: too many requests failed"
@@ -163,6 +167,13 @@ def _shortness(load: LoadRun, plan: LoadPlan) -> str | None:
         f"no steady window: {plan.requests} requests are too few for one; "
         f"about {wanted} would do (--requests {wanted})"
     )
+
+
+def _left_over(load: LoadRun) -> int:
+    """Requests in flight when the last one was sent, if that is more than a fifth of all."""
+    last_s = max((record.send_s for record in load.records), default=0.0)
+    waiting = sum(record.end_s > last_s for record in load.records)
+    return waiting if waiting > MOST_LEFT_OVER * max(len(load.records), FEWEST_SENT) else 0
 
 
 def _limit(check: LimitCheck, *, is_steady: bool) -> dict[str, object]:

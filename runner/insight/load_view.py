@@ -192,8 +192,9 @@ def _limit_line(check: LimitCheck) -> Text:
         return Text(f"{check.metric}: nothing to measure, limit {limit_s:g} s: missed", style="red")
     share = "" if check.attainment is None else f"; {check.attainment:.1%} of requests keep it"
     verdict, style = ("met", "green") if check.is_met else ("missed", "red")
-    value = format_number(check.measured_s)
-    return Text(f"{check.metric}: {value} s, limit {limit_s:g} s: {verdict}{share}", style=style)
+    value = f"{1000 * check.measured_s:.4g}"
+    words = f"{check.metric}: {value} ms, limit {1000 * limit_s:g} ms: {verdict}{share}"
+    return Text(words, style=style)
 
 
 def _client_words(result: LoadResult) -> str:

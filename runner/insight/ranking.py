@@ -29,6 +29,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from runner.plans import rung_label
 from runner.settings import Direction, Objective, StudySettings
 from runner.trial import Outcome, Params, RungResult, TrialLengths, TrialResult
 
@@ -77,9 +78,10 @@ class Setting:
         return sum(max(0.0, _mean(column)) for column in columns)
 
     def rungs_at(self, concurrency: float) -> tuple[RungResult, ...]:
-        """What each measurement that counts saw at one concurrency."""
+        """What each measurement that counts saw at one concurrency, or rate."""
+        label = rung_label(concurrency)
         rungs = (rung for m in self.counted for rung in m.rungs)
-        return tuple(rung for rung in rungs if rung.concurrency == concurrency)
+        return tuple(rung for rung in rungs if rung.concurrency == label)
 
 
 @dataclass(frozen=True, slots=True)

@@ -264,10 +264,9 @@ def _interval_words(ranking: Ranking, best: Setting) -> str:
 
 
 def _metastable_words(ranking: Ranking) -> Iterable[str]:
-    """For the contenders and baselines whose throughput depends on how their load began."""
+    """For the settings whose throughput was seen to depend on how their load began."""
     concurrency = ranking.objectives[0].concurrency
-    shown = {each.number: each for each in (*ranking.contenders, *ranking.baselines)}
-    for setting in shown.values():
+    for setting in ranking.settings:
         rungs = [rung for rung in setting.rungs_at(concurrency) if rung.metastable]
         rates = [r.output_throughput for rung in rungs for r in rung.restarts]
         if rates:
@@ -306,7 +305,10 @@ def _comparison(ranking: Ranking, best: Setting, baseline: Setting) -> str:
 def _noise_words(ranking: Ranking) -> str:
     repeats = sum(len(setting.measurements) - 1 for setting in ranking.settings)
     again = _plural(repeats, "re-measurement")
+    claimed = [setting for setting in ranking.settings if ranking.halfwidth(setting) is not None]
     source = f"from {again}" if repeats else "nothing was measured twice"
+    if claimed and not repeats:
+        source = "the median of what re-measurements claim"
     words = f"Noise of one measurement: {100.0 * ranking.noise:.1f} % ({source})."
     rivals = [f"#{setting.number}" for setting in ranking.contenders if setting is not ranking.best]
     names = ", ".join(rivals[:MOST_RIVALS]) or "none"

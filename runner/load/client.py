@@ -62,7 +62,7 @@ class Address:
             raise ConfigError(
                 f"{url!r} is no server address; write http://HOST:PORT or https://HOST:PORT"
             )
-        if not re.fullmatch(r"[!-~]*", parts.path):
+        if not re.fullmatch(r"[!-~]*", parts.path + parts.hostname):
             raise ConfigError(f"{url!r} has a character that no address may have; write it as %XX")
         return cls(parts.hostname, port, parts.path.rstrip("/"), parts.scheme == "https")
 
@@ -73,6 +73,7 @@ class Address:
         return f"{host}:{self.port}"
 
 
+FIRST_FINAL_STATUS = 200
 EVENT_AND_CHUNK_END = b"\n\n\r\n"
 
 
@@ -158,6 +159,9 @@ class Connection(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         """Stamp and parse one read."""
         now_s = monotonic() * self._scale
+        if self._reply is None:  # nobody asked: what follows would be taken for the next reply
+            self.close()
+            return
         if self._is_between_chunks and data.endswith(EVENT_AND_CHUNK_END):
             line = size_line(len(data))
             start, end = len(line), len(data) - len(EVENT_AND_CHUNK_END)
@@ -204,8 +208,11 @@ class Connection(asyncio.Protocol):
     def on_message_complete(self) -> None:
         """The reply is whole."""
         self._is_between_chunks = False
+        status = self._parser.get_status_code()
+        if status < FIRST_FINAL_STATUS:  # such as 103: the reply itself is still to come
+            return
         if self._reply is not None:
-            self._reply.complete(self._parser.get_status_code())
+            self._reply.complete(status)
         if not self._parser.should_keep_alive() and self._transport is not None:
             self._transport.close()
         self._end()

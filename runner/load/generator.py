@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import resource
 import threading
 from collections.abc import Callable, Sequence
 
@@ -43,6 +44,7 @@ class LoadGenerator:
 
         Raises LoadFailed when too many requests fail, and Interrupted after `cancel`.
         """
+        allow_connections()
         phase = Phase(plan, targets, self._clock, shard, shards)
         loop = uvloop.new_event_loop()
         task = loop.create_task(phase.run(on_progress))
@@ -65,6 +67,12 @@ class LoadGenerator:
             if self._cancel is not None:
                 self._cancel()
                 self._cancel = None
+
+
+def allow_connections() -> None:
+    """Each request in flight holds a connection: take as many open files as we are given."""
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
 def merge_runs(runs: Sequence[LoadRun]) -> LoadRun:

@@ -34,6 +34,7 @@ SPARE_CONNECTIONS = 8
 STARTS_PER_TURN = 32
 PROGRESS_INTERVAL_S = 0.5  # of the wall
 SHORTEST_LOOK_S = 0.005  # of the wall
+MOST_STOCKED = 8192
 RAMP_LOOK_S = 0.02  # of the wall
 SHORTEST_HANG_S = 60.0
 
@@ -85,7 +86,8 @@ class Phase:
         self._source = RequestSource(plan, shard, shards)
         self._ramp = Ramp(len(self._streams), mean_tokens(plan.output_tokens))
         first = targets[0]
-        self._stock = RequestStock(self._source, first.api, first.model, len(self._streams))
+        size = min(len(self._streams), MOST_STOCKED, self._plan.requests or MOST_STOCKED)
+        self._stock = RequestStock(self._source, first.api, first.model, size)
         self._pools = [Pool(Address.of(target.url), clock) for target in targets]
         self._totals = Totals()
         self._records: list[RequestRecord] = []

@@ -21,6 +21,8 @@ _CRLF_END: Final = b"\r\n\r\n"  # as some servers end their lines; a stream keep
 _HTTP_OK: Final = 200
 _FEWEST_COUNTED: Final = 3  # a first, a last, and one in between
 _LONGEST_ERROR: Final = 300
+_MOST_DIGITS: Final = 7
+_LONGEST_EVENT: Final = 64 << 20
 
 
 class TokenCounter(Protocol):
@@ -68,6 +70,9 @@ class Reply:
         if self._separator not in body and _CRLF_END in body:
             self._separator = _CRLF_END
         *events, self._tail = body.split(self._separator)
+        if len(self._tail) > _LONGEST_EVENT:
+            self.fail(f"an event is longer than {_LONGEST_EVENT} bytes")
+            self._tail = b""
         for event in events:
             self._take(event, now_s)
 
@@ -91,7 +96,7 @@ class Reply:
             self._take_other(event)
             return
         number = _NUMBER.match(event, place + len(_COUNT_KEY))
-        if number is None:
+        if number is None or len(number[1]) > _MOST_DIGITS:
             self.fail(f"a token count cannot be read: {_shorten(event)}")
             return
         self._note(event)

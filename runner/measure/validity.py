@@ -24,6 +24,7 @@ MAX_CPU_SHARE = 0.9
 MAX_LAG_S = 0.05
 MAX_ERROR_RATE = 0.01
 LOWEST_ACHIEVED = 0.9
+MOST_SHORTENED = 0.6
 CACHED_MARGIN = 0.05
 LEAST_CACHED = 0.5  # of the share that prompts have in common
 LATE_SHARE = 0.5  # of the mean gap between two arrivals
@@ -46,7 +47,8 @@ def find_reasons(
         gpus: its energy per GPU.
     """
     records = [record for load in rung.loads for record in load.records]
-    found: list[str | None] = [_drift(rung), _silence(rung), _client_cpu(rung), _client_lag(rung)]
+    found: list[str | None] = [_drift(rung), _silence(rung), _hung(rung)]
+    found += [_client_cpu(rung), _client_lag(rung)]
     found += [_clock_jump(rung)]
     found += [_errors(records), _token_counts(records), _cache(records, plan.shared_prefix)]
     match plan.protocol:
@@ -81,6 +83,22 @@ def _silence(rung: RungRecord) -> str | None:
         for load in rung.counted
     )
     return None if is_heard else "no output token arrived in the window"
+
+
+def _hung(rung: RungRecord) -> str | None:
+    """Requests that were in flight over a whole window and got nothing in it."""
+    hung = sum(
+        record.send_s <= load.window_start_s
+        and record.end_s >= load.window_end_s
+        and not any(load.window_start_s < time_s for time_s in record.token_s)
+        for load in rung.counted
+        for record in load.records
+        if record.status is RequestStatus.CUT
+    )
+    if not hung:
+        return None
+    which = "1 request" if hung == 1 else f"{hung} requests"
+    return f"{which} hung: in flight over a whole window, without a token in it"
 
 
 def _client_cpu(rung: RungRecord) -> str | None:
@@ -150,19 +168,42 @@ def _cache(records: Iterable[RequestRecord], shared_prefix: float) -> str | None
 
 def find_notes(rung: RungRecord, plan: LoadPlan) -> tuple[str, ...]:
     """What a user should know of a rung that is fair all the same, in words."""
-    shared_prefix = plan.shared_prefix
+    found = (_unserved_prefix(rung, plan.shared_prefix), _few_durations(rung, plan))
+    return tuple(note for note in found if note is not None)
+
+
+def _few_durations(rung: RungRecord, plan: LoadPlan) -> str | None:
+    """Whether the longest window was much shorter than the request durations it was to hold."""
+    if plan.protocol is not LoadProtocol.CLOSED_LOOP:
+        return None
+    records = [record for load in rung.counted for record in load.records]
+    e2e_s = [r.end_s - r.send_s for r in records if r.status is RequestStatus.OK]
+    if not e2e_s:
+        return None
+    windows = [load.window for load in rung.counted]
+    window_s = statistics.fmean(end_s - start_s for start_s, end_s in windows)
+    durations = window_s / statistics.fmean(e2e_s)
+    if durations >= MOST_SHORTENED * plan.min_periods:
+        return None
+    return (
+        f"a window holds {durations:.1f} mean request durations where {plan.min_periods} are "
+        "wanted: raise measure.max_window_s for a surer value"
+    )
+
+
+def _unserved_prefix(rung: RungRecord, shared_prefix: float) -> str | None:
+    """Whether the prefix that prompts share was not served from the cache."""
     records = (record for load in rung.loads for record in load.records)
     ok = [record for record in records if record.status is RequestStatus.OK]
     prompt_tokens = sum(record.prompt_tokens for record in ok)
     cached_tokens = sum(record.cached_tokens for record in ok)
     if cached_tokens >= LEAST_CACHED * shared_prefix * prompt_tokens:
-        return ()
+        return None
     served = "nothing" if not cached_tokens else f"only {cached_tokens / prompt_tokens:.0%}"
-    note = (
+    return (
         f"prompts share {shared_prefix:.0%} of their tokens, but the prefix cache served {served} "
         "of them; is it off (disable_radix_cache), or too small?"
     )
-    return (note,)
 
 
 def _late_sends(records: Iterable[RequestRecord], plan: LoadPlan) -> str | None:

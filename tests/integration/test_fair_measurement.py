@@ -20,7 +20,15 @@ from runner.engines.lease import read_leases
 from runner.engines.processes import identify
 from runner.launch import plan_launch
 from runner.measure.metrics import judge_rung
-from runner.trial import LaunchSpec, Lengths, LoadPlan, LoadProtocol, Params, RungRecord
+from runner.trial import (
+    LaunchSpec,
+    Lengths,
+    LoadPlan,
+    LoadProtocol,
+    LoadStart,
+    Params,
+    RungRecord,
+)
 from tests.studies import CPU, study
 
 PLAN = LoadPlan(

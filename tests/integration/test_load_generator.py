@@ -446,3 +446,14 @@ def test_constant_arrivals_are_due_at_equal_gaps_and_say_so() -> None:
     assert gaps_s == {0.05}
     # A timer may fire a little before its time.
     assert all(r.send_s > due - 0.005 for r, due in zip(run.records, due_s, strict=True))
+
+
+def test_an_early_hint_is_not_the_reply() -> None:
+    async def script(number: int, body: Body) -> AsyncIterator[bytes]:
+        yield b"HTTP/1.1 103 Early Hints\r\nlink: </a>\r\n\r\n"
+        async for piece in plain_reply(number, body):
+            yield piece
+
+    with ScriptedServer(script) as server:
+        run = drive(BURST, server)
+    assert [(r.status, r.output_tokens) for r in run.records] == [(RequestStatus.OK, 6)] * 4

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import socket
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -269,3 +270,18 @@ def test_a_size_line_is_found_from_the_length_of_a_chunk(size: int) -> None:
 
 def test_lengths_that_no_chunk_has_have_no_size_line() -> None:
     assert [total for total in range(30) if size_line(total) == b""] == [0, 1, 2, 3, 4, 5, 21]
+
+
+def test_bytes_that_nobody_asked_for_end_the_connection() -> None:
+    async def feed() -> bool:
+        connection = Connection(Clock())
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)  # noqa: FBT003 - the only form
+        with theirs:
+            loop = asyncio.get_running_loop()
+            await loop.create_connection(lambda: connection, sock=ours)
+            theirs.sendall(b"HTTP/1.1 200 OK\r\ncontent-length: 0\r\n\r\n")
+            await loop.sock_recv(theirs, 1)  # until it is closed
+        return connection.is_open
+
+    assert asyncio.run(feed()) is False

@@ -227,3 +227,11 @@ def test_any_study_has_one_order_and_its_best_is_a_contender(results: list[Trial
     assert rank(sorted(results, key=lambda r: r.number), PRECISE) == ranking
     leader_violates = ranking.settings[0].violation > 0.0
     assert not leader_violates or all(s.violation > 0.0 for s in ranking.settings)
+
+
+def test_a_rate_that_is_no_whole_number_finds_its_rung() -> None:
+    study = make_settings(objectives=(Objective("output_throughput", 2.5, Direction.MAXIMIZE),))
+    rung = make_rung(2, 180.0, output_throughput_halfwidth=5.0)
+    results = [make_result(0, 175.0), make_result(1, 180.0, repeat_of=0, rungs=(rung,))]
+    ranking = rank(results, study)
+    assert ranking.halfwidth(ranking.settings[0]) == 5.0

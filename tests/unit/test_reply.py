@@ -147,3 +147,13 @@ def test_a_captured_stream_is_read() -> None:
     assert reply.error is None
     assert len(reply.token_s) == 3
     assert reply.usage() == (4, 3)
+
+
+def test_a_count_beyond_all_reason_fails_its_request() -> None:
+    for digits in (b"9" * 5000, b"1000000000"):
+        total = Totals()
+        reply = Reply(total)
+        reply.feed(b'data: {"meta_info":{"completion_tokens":' + digits + b"}}\n\n", 1.0)
+        assert reply.error is not None
+        assert reply.error.startswith("a token count cannot be read: data: ")
+        assert total.output_tokens == 0

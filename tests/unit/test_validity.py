@@ -272,3 +272,22 @@ def test_a_machine_that_slept_is_named() -> None:
     (reason,) = reasons(jumped)
     assert reason.startswith("the machine's time jumped by 3.2 s (at most 0.5 s): it was suspended")
     assert reasons(with_load(client=ClientHealth(0.1, 0.0, clock_jump_s=0.1))) == ()
+
+
+def test_a_request_that_got_nothing_in_the_whole_window_hung() -> None:
+    lost = replace(
+        REQUESTS[0], send_s=1.0, token_s=(2.0, 3.0), end_s=30.0, status=RequestStatus.CUT
+    )
+    assert reasons(with_load(records=(lost, *REQUESTS[1:]))) == (
+        "1 request hung: in flight over a whole window, without a token in it",
+    )
+    alive = replace(lost, token_s=(2.0, 12.0))
+    assert reasons(with_load(records=(alive, *REQUESTS[1:]))) == ()
+
+
+def test_a_window_of_few_request_durations_is_a_note() -> None:
+    plan = replace(PLAN, min_periods=400)
+    result = judge_rung(RUNG, (), plan)
+    assert result.valid
+    assert any("where 400 are wanted: raise measure.max_window_s" in n for n in result.notes)
+    assert judge_rung(RUNG, (), PLAN).notes == ()
