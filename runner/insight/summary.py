@@ -248,6 +248,7 @@ def _verdict(
     measured = {baseline.name for baseline in ranking.baselines}
     for name in dict.fromkeys(r.name for r in results if r.name and r.name not in measured):
         yield f"Baseline {name} has no value to compare with; see its reason above."
+    yield from _claims_words(ranking)
     yield _noise_words(ranking)
     yield from _metastable_words(ranking)
     yield from _notes(ranking)
@@ -261,6 +262,18 @@ def _interval_words(ranking: Ranking, best: Setting) -> str:
     rungs = best.rungs_at(ranking.objectives[0].concurrency)
     restarts = sum(restart.counts for rung in rungs for restart in rung.restarts)
     return f" (95 %: +- {format_number(width)}, from {_plural(restarts, 'restart')} of its load)"
+
+
+def _claims_words(ranking: Ranking) -> Iterable[str]:
+    """How sure the values of the settings are that were measured again."""
+    shown = [
+        f"#{setting.number} {format_number(setting.values[0])} +- {format_number(width)}"
+        for setting in ranking.settings
+        if (width := ranking.halfwidth(setting)) is not None
+    ]
+    if len(shown) > 1:
+        where = f"C={ranking.objectives[0].concurrency:g}"
+        yield f"Measured from restarts (tokens/s at {where}, 95 %): {', '.join(shown)}."
 
 
 def _metastable_words(ranking: Ranking) -> Iterable[str]:

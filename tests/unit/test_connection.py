@@ -276,7 +276,7 @@ def test_bytes_that_nobody_asked_for_end_the_connection() -> None:
     async def feed() -> bool:
         connection = Connection(Clock())
         ours, theirs = socket.socketpair()
-        theirs.setblocking(False)  # noqa: FBT003 - the only form
+        theirs.setblocking(False)
         with theirs:
             loop = asyncio.get_running_loop()
             await loop.create_connection(lambda: connection, sock=ours)

@@ -263,3 +263,14 @@ def test_a_setting_that_depends_on_its_start_is_called_metastable() -> None:
     text = printed([make_result(0, 312.0), make_result(1, 315.0, repeat_of=0, rungs=(rung,))])
     words = "#0 is metastable: 271 to 315 tokens/s at C=32, depending on how its load began."
     assert words in joined(text)
+
+
+def test_every_claimed_setting_stands_with_its_interval() -> None:
+    results = [
+        make_result(0, 600.0),
+        make_result(1, 560.0),
+        make_result(2, 577.0, repeat_of=0, rungs=(claimed_rung(577.0, 52.0),)),
+        make_result(3, 555.0, repeat_of=1, rungs=(claimed_rung(555.0, 12.0),)),
+    ]
+    words = "Measured from restarts (tokens/s at C=32, 95 %): #0 577 +- 52.0, #1 555 +- 12.0."
+    assert words in joined(printed(results))
