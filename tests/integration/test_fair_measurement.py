@@ -94,7 +94,7 @@ def test_the_servers_running_count_is_not_the_concurrency(tmp_path: Path) -> Non
     assert 0 < statistics.median(told) <= 8
     assert max(told) < 32
     result = judge_rung(rung, (), PLAN)
-    assert 31.0 <= result.achieved_concurrency <= 32.0
+    assert 28.0 <= result.achieved_concurrency <= 32.0
     assert not any("in flight" in reason for reason in result.reasons)
 
 
