@@ -91,7 +91,7 @@ def test_the_servers_running_count_is_not_the_concurrency(tmp_path: Path) -> Non
         rung = measure(replace(PLAN, concurrency=32, start=LoadStart.TOGETHER), servers)
         is_over.set()
         watcher.join()
-    assert statistics.median(count for count in told if count) <= 8
+    assert statistics.median(count for count in told if count) <= 16  # 8 a slot, or two of them
     assert max(told) < 32
     result = judge_rung(rung, (), PLAN)
     assert 28.0 <= result.achieved_concurrency <= 32.0
