@@ -29,12 +29,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from runner.measure.student import student_t
 from runner.plans import rung_label
 from runner.settings import Direction, Objective, StudySettings
 from runner.trial import Outcome, Params, RungResult, TrialLengths, TrialResult
-
-STUDENT_T = (12.71, 4.30, 3.18, 2.78, 2.57, 2.45, 2.36, 2.31, 2.26, 2.23)  # 97.5 %, dof 1 .. 10
-STUDENT_T_BEYOND = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -234,8 +232,7 @@ def _noise(groups: Sequence[Setting], settings: StudySettings) -> float:
             squares += sum((m.values[0] / mean - 1.0) ** 2 for m in setting.measurements)
             freedom += len(setting.measurements) - 1
     if freedom:
-        t = STUDENT_T[freedom - 1] if freedom <= len(STUDENT_T) else STUDENT_T_BEYOND
-        return max(settings.measure.precision, t * math.sqrt(squares / freedom))
+        return max(settings.measure.precision, student_t(freedom) * math.sqrt(squares / freedom))
     return max(settings.measure.precision, _reported_noise(groups, settings))
 
 

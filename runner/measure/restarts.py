@@ -37,6 +37,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from runner.measure.student import student_t
 from runner.measure.window import rate_batches
 from runner.trial import LoadPlan, LoadProtocol, LoadRun, LoadStart, RequestStatus, RungRecord
 
@@ -44,8 +45,7 @@ FEWEST = 3
 MOST = 6
 MOST_LOADS = MOST + 1  # with the probe
 PROBE_PLACE = 1
-# Student's t, 97.5 %, and Fisher's F, 99 % with (n - 1, 2 n) degrees of freedom, by n from 2 on.
-STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
+# Fisher's F, 99 % with (n - 1, 2 n) degrees of freedom, by n from 2 on.
 FISHER_F = (21.20, 10.92, 7.591, 5.994, 5.064, 4.456, 4.026, 3.705, 3.457)
 
 
@@ -105,7 +105,7 @@ def claim_of(
         return RateClaim(mean, None, is_metastable=False)
     between = statistics.variance(rates)
     within = statistics.fmean(error * error for error in errors) if errors else 0.0
-    t = STUDENT_T[min(count, len(STUDENT_T) + 1) - 2]
+    t = student_t(count - 1)
     fisher = FISHER_F[min(count, len(FISHER_F) + 1) - 2]
     variance = max(between, within)
     creeping = abs(statistics.fmean(creeps)) if creeps else 0.0
@@ -165,7 +165,7 @@ def _is_worth_more(plan: LoadPlan, loads: Sequence[LoadRun]) -> bool:
     wanted = plan.precision * found.mean
     if len(rates) >= MOST or found.halfwidth is None or found.halfwidth <= wanted:
         return False
-    best = STUDENT_T[MOST - 2] * math.sqrt(statistics.variance(rates) / MOST)
+    best = student_t(MOST - 1) * math.sqrt(statistics.variance(rates) / MOST)
     return best <= wanted
 
 

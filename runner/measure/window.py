@@ -40,6 +40,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from runner.measure.student import student_t
 from runner.trial import LoadPlan, LoadProtocol
 
 BATCHES = 10
@@ -52,8 +53,6 @@ SWING = 0.5
 GIVE_UP = 5.0
 RAMP_GIVE_UP = 24.0
 RAMP_LIMIT_S = 1800.0
-# Student's t, 97.5 %, for 1 to 9 degrees of freedom.
-STUDENT_T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262)
 
 
 @dataclass(frozen=True, slots=True)
@@ -312,7 +311,7 @@ def drift_of(rates: Sequence[float]) -> tuple[float, float]:
     if half == 1:
         return drift, 0.0
     error = math.sqrt((statistics.variance(first) + statistics.variance(last)) / half)
-    return drift, STUDENT_T[2 * half - 3] * error
+    return drift, student_t(2 * half - 2) * error
 
 
 def rate_batches(

@@ -40,7 +40,8 @@ from runner.cluster.executor import RunningLaunch
 from runner.cluster.inline import InlineExecutor
 from runner.config import load_study
 from runner.launch import plan_launch
-from runner.measure.restarts import STUDENT_T, RateClaim, claim, next_restart, output_rate
+from runner.measure.restarts import RateClaim, claim, next_restart, output_rate
+from runner.measure.student import student_t
 from runner.plans import rung_plans
 from runner.settings import StudySettings
 from runner.trial import LaunchSpec, Lengths, LoadPlan, LoadProtocol, LoadRun, LoadStart
@@ -176,8 +177,7 @@ def bursts_for(halfwidth: float, rates: Sequence[float]) -> int:
     deviation = statistics.stdev(rates) / statistics.fmean(rates)
     count = 2
     while count < 10_000:
-        t = STUDENT_T[count - 2] if count - 2 < len(STUDENT_T) else 1.96 + 2.4 / (count - 1)
-        if t * deviation / math.sqrt(count) <= halfwidth:
+        if student_t(count - 1) * deviation / math.sqrt(count) <= halfwidth:
             return count
         count += 1
     return count

@@ -133,7 +133,7 @@ def test_noise_is_the_spread_between_repeats_once_there_are_any() -> None:
         make_result(2, 80.0),
     ]
     ranking = rank(results, STUDY)
-    assert ranking.noise == pytest.approx(12.71 * 0.01 * 2**0.5)
+    assert ranking.noise == pytest.approx(12.706 * 0.01 * 2**0.5)
     assert contenders(ranking) == [0, 2]  # one pair of measurements says little about noise
 
 
