@@ -21,7 +21,7 @@ DEMO: dict[str, Any] = {
     ],
     "workload": {"prompt_tokens": 64, "output_tokens": 32, "concurrency": [1, 8, 32]},
     "search": {"trials": 6, "seed": 0},
-    "measure": {"precision": 0.05, "min_window_s": 5, "max_window_s": 20, "finalists": 1},
+    "measure": {"precision": 0.05, "min_window_s": 2, "max_window_s": 20, "finalists": 1},
 }
 
 CPU: dict[str, Any] = {

@@ -178,7 +178,7 @@ def _few_durations(rung: RungRecord, plan: LoadPlan) -> str | None:
         return None
     records = [record for load in rung.counted for record in load.records]
     e2e_s = [r.end_s - r.send_s for r in records if r.status is RequestStatus.OK]
-    if not e2e_s:
+    if math.fsum(e2e_s) <= 0:
         return None
     windows = [load.window for load in rung.counted]
     window_s = statistics.fmean(end_s - start_s for start_s, end_s in windows)

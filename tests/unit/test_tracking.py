@@ -161,7 +161,7 @@ def test_the_note_shows_how_the_servers_were_started(store: StudyStore, tracker:
     note = children(store)[0].data.tags["mlflow.note.content"]
     command = "python -m sglang.launch_server --model-path /models/Kimi-K2.6 --pp-size 8"
     assert f"```\n{command}\n```" in note
-    assert "| 32 | 500 | 1250.0 ms | 50.0 ms | 2300 |" in note
+    assert "| 32 | 500 | - | 1250.0 ms | 50.0 ms | 2300 |" in note
 
 
 def test_files_and_logs_are_artifacts(store: StudyStore, tracker: Tracker) -> None:
