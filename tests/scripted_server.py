@@ -59,6 +59,9 @@ async def plain_reply(_: int, body: Body) -> AsyncIterator[bytes]:
     yield chunk(DONE) + END
 
 
+SETTLE_S = 0.02
+
+
 class ScriptedServer:
     """Serves in a thread of its own for as long as the `with` block lasts."""
 
@@ -110,9 +113,10 @@ class ScriptedServer:
         self._is_up.set()
         await self._stopped.wait()
         server.close()
+        await asyncio.sleep(SETTLE_S)  # what was just accepted is known then
         for writer in self._writers:
             writer.transport.abort()
-        await asyncio.sleep(0)  # lets them go before the loop ends
+        await asyncio.sleep(SETTLE_S)  # and gone before the loop ends
 
     async def _talk(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self.connections += 1
