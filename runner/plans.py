@@ -51,9 +51,10 @@ def rung_plans(
     objectives' rungs, from restarts of their load.
     """
     first = {objective.concurrency for objective in settings.objectives}
+    settings = at_lengths(settings, lengths)
     return tuple(
         _plan(
-            at_lengths(settings, lengths),
+            settings,
             number,
             f"rung-{position}",
             level,
@@ -82,8 +83,7 @@ def warmup_plan(
     settings: StudySettings, number: int, lengths: TrialLengths = TrialLengths.SEARCH
 ) -> LoadPlan:
     """The warm-up of a trial: the highest rung's streams, one request each, prompts of its own."""
-    highest = max(rung.concurrency for rung in rung_plans(settings, number))
-    return _plan(at_lengths(settings, lengths), number, WARMUP, highest)
+    return _plan(at_lengths(settings, lengths), number, WARMUP, max(levels(settings)))
 
 
 def _plan(

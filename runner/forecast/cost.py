@@ -10,15 +10,14 @@ from dataclasses import dataclass
 from runner.forecast.estimate import Estimator
 from runner.forecast.prediction import RungPrediction
 from runner.forecast.setting import PlannedSetting
+from runner.load.ramp import LONE_LIVES, USUAL_LIVES
 from runner.machine.shape import start_phases
-from runner.measure.restarts import FEWEST
+from runner.measure.restarts import has_probe
 from runner.measure.window import longest_ramp_s
 from runner.plans import levels, rung_plans
 from runner.settings import StudySettings
 from runner.trial import LoadPlan, LoadProtocol
 
-# Request lifetimes before a window opens: 4.1 to 6.0 in simulated closed loops, 2.8 of one stream.
-RAMP_LIVES, LONE_RAMP_LIVES = 5.5, 3.0
 MOST_COSTED = 300  # settings over which a mean trial is taken
 
 
@@ -123,7 +122,7 @@ def _trial(
 def _rung_s(plan: LoadPlan, estimator: Estimator, rung: RungPrediction) -> float:
     """The ramp-ups and windows of one rung, the fewest restarts of its load."""
     life_s = _life_s(estimator, rung)
-    ramp_s = (RAMP_LIVES if plan.concurrency > 1 else LONE_RAMP_LIVES) * life_s
+    ramp_s = (USUAL_LIVES if plan.concurrency > 1 else LONE_LIVES) * life_s
     loads = plan.restarts
     match plan.protocol:
         case LoadProtocol.BURST:
@@ -131,7 +130,7 @@ def _rung_s(plan: LoadPlan, estimator: Estimator, rung: RungPrediction) -> float
         case LoadProtocol.OPEN_LOOP:
             ramp_s = plan.min_window_s / 2
         case LoadProtocol.CLOSED_LOOP:
-            loads += plan.restarts >= FEWEST and plan.concurrency > 1  # the probe
+            loads += has_probe(plan)
     window_s = min(max(plan.min_window_s, plan.min_periods * life_s), plan.max_window_s)
     return loads * (min(ramp_s, longest_ramp_s(plan)) + window_s)
 

@@ -28,6 +28,7 @@ from runner.forecast.lengths import length_facts
 from runner.forecast.prediction import Basis, RungPrediction
 from runner.forecast.setting import PlannedSetting
 from runner.forecast.watch import WatchedPipeline
+from runner.load.ramp import USUAL_LIVES
 from runner.measure.attainment import excess_s
 from runner.measure.metrics import judge_rung, metric_value, percentile
 from runner.measure.window import GIVE_UP
@@ -47,7 +48,7 @@ from runner.trial import (
 # What simulating costs, in microseconds of one ordinary core.
 TOKEN_WORK, VISIT_WORK, EMPTY_VISIT_WORK, STEP_WORK = 3.0, 4.0, 1.0, 15.0
 END_LIVES = 1.2
-RAMP_LIVES = {LoadStart.GRADUAL: 5.5, LoadStart.TOGETHER: 1.0}
+RAMP_LIVES = {LoadStart.GRADUAL: USUAL_LIVES, LoadStart.TOGETHER: 1.0}
 LONGEST_RAMP = 1.5  # of what it is expected to take
 SAFETY = 5.0  # how much longer than its estimate a burst may last
 WORTH_A_POOL = 1.5e6  # work for which processes are started

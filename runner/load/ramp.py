@@ -10,6 +10,8 @@ the time per token of all streams so far.
 from __future__ import annotations
 
 DURATIONS = 4.0
+# Mean request durations before a window opens: 4.1 to 6.0 in simulated loops, 2.8 of one stream.
+USUAL_LIVES, LONE_LIVES = 5.5, 3.0
 
 
 class Ramp:

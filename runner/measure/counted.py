@@ -32,9 +32,11 @@ from runner.measure.window import (
     Counts,
     Window,
     WindowRule,
-    batch_edges,
-    batch_rates,
     drift_of,
+    end_times,
+    period_ends,
+    rate_batches,
+    token_times,
 )
 from runner.trial import LoadPlan, LoadProtocol, LoadRun, RequestRecord, RequestStatus
 
@@ -82,7 +84,7 @@ def steady_span(load: LoadRun, plan: LoadPlan) -> Span | None:
     mean_s = mean_duration_s(load)
     if mean_s is None:
         return None
-    ends_s = _ends_s(load.records)
+    ends_s = end_times(load)
     end_s = min(_full_until_s(load.records, plan), _lost_s(load.records))
     start_s = whole_span(load)[0] + RAMP_UP_DURATIONS * mean_s
     is_open = plan.protocol is LoadProtocol.OPEN_LOOP
@@ -120,31 +122,18 @@ def drift_reason(load: LoadRun, plan: LoadPlan, span: Span) -> str | None:
     The limits are those of the longest window in measure/window.py.
     """
     start_s, end_s = span
-    period_ends_s: Sequence[float] = ()
-    if plan.protocol is LoadProtocol.CLOSED_LOOP:
-        ends_s = _ends_s(load.records)
-        period_ends_s = ends_s[bisect_right(ends_s, start_s) + plan.concurrency - 1 :]
-        period_ends_s = period_ends_s[:: plan.concurrency]
-    token_s = sorted(
-        time_s
-        for record in load.records
-        if record.status is not RequestStatus.FAILED
-        for time_s in record.token_s
-    )
-    edges_s = batch_edges(start_s, end_s, period_ends_s)
-    rates = batch_rates(edges_s, lambda time_s: bisect_right(token_s, time_s))
+    concurrency = plan.concurrency if plan.protocol is LoadProtocol.CLOSED_LOOP else None
+    ends_s = end_times(load)
+    rates = rate_batches(token_times(load), ends_s, concurrency, start_s, end_s)
     if len(rates) <= 1 or not any(rates):
         return None
-    is_many = plan.protocol is LoadProtocol.OPEN_LOOP or len(period_ends_s) > 1
+    periods = 0 if concurrency is None else len(period_ends(ends_s, concurrency, start_s))
+    is_many = plan.protocol is LoadProtocol.OPEN_LOOP or periods > 1
     drift, noise = drift_of(rates)
     share = drift / statistics.fmean(rates)
     if abs(drift) <= noise or abs(share) <= (DRIFT if is_many else SWING):
         return None
     return f"not steady: the token rate changed by {share:+.0%} from the window's first half on"
-
-
-def _ends_s(records: Sequence[RequestRecord]) -> list[float]:
-    return sorted(record.end_s for record in records if record.status is not RequestStatus.CUT)
 
 
 def _full_until_s(records: Sequence[RequestRecord], plan: LoadPlan) -> float:

@@ -38,8 +38,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from runner.measure.student import student_t
-from runner.measure.window import rate_batches
-from runner.trial import LoadPlan, LoadProtocol, LoadRun, LoadStart, RequestStatus, RungRecord
+from runner.measure.window import end_times, rate_batches, rate_in, token_times
+from runner.trial import LoadPlan, LoadProtocol, LoadRun, LoadStart, RungRecord
 
 FEWEST = 3
 MOST = 6
@@ -58,30 +58,41 @@ class RateClaim:
     is_metastable: bool
 
 
+def has_probe(plan: LoadPlan) -> bool:
+    """Whether a rung of this plan has a restart whose streams begin together."""
+    is_loop = plan.protocol is LoadProtocol.CLOSED_LOOP and plan.concurrency > 1
+    return is_loop and plan.restarts >= FEWEST
+
+
 def next_restart(plan: LoadPlan, loads: Sequence[LoadRun]) -> LoadPlan | None:
     """The next restart of a rung's load after those that were driven; None: they are enough."""
     done = len(loads)
-    has_probe = plan.restarts >= FEWEST and _can_probe(plan)
-    if has_probe and done == PROBE_PLACE:
+    if has_probe(plan) and done == PROBE_PLACE:
         return _restart(plan, done, LoadStart.TOGETHER)
-    counted = [load for load in loads if load.start is not LoadStart.TOGETHER or not has_probe]
-    if len(counted) < plan.restarts or (plan.restarts >= FEWEST and _is_worth_more(plan, loads)):
+    is_claiming = plan.restarts >= FEWEST
+    if len(_counted(loads)) < plan.restarts or (is_claiming and _is_worth_more(plan, loads)):
         return _restart(plan, done, plan.start)
     return None
 
 
 def claim(plan: LoadPlan, loads: Sequence[LoadRun]) -> RateClaim:
     """The output throughput of a rung (tokens/s) from the restarts of its load."""
-    record = RungRecord(0, plan.concurrency, tuple(loads), ())
-    probes = [load for load in loads if load not in record.counted]
-    noises = [window_error(plan, load) for load in record.counted]
+    counted = _counted(loads)
+    probe = next((load for load in loads if not any(load is each for each in counted)), None)
+    tokens_s = [token_times(load) for load in counted]
+    seen = list(zip(counted, tokens_s, strict=True))
+    noises = [_window_error(plan, load, token_s) for load, token_s in seen]
     is_burst = plan.protocol is LoadProtocol.BURST
     return claim_of(
-        [output_rate(load) for load in record.counted],
+        [rate_in(token_s, *load.window) for load, token_s in seen],
         errors=[noise for noise in noises if noise is not None],
-        creeps=[] if is_burst else [creep(load) for load in record.counted],
-        probe=output_rate(probes[0]) if probes else None,
+        creeps=[] if is_burst else [_creep(token_s, *load.window) for load, token_s in seen],
+        probe=None if probe is None else output_rate(probe),
     )
+
+
+def _counted(loads: Sequence[LoadRun]) -> tuple[LoadRun, ...]:
+    return RungRecord(0, 0, tuple(loads), ()).counted
 
 
 def claim_of(
@@ -117,54 +128,37 @@ def claim_of(
 
 def output_rate(load: LoadRun) -> float:
     """Output tokens per second in the window of one load; failed requests deliver nothing."""
-    start_s, end_s = load.window
-    if end_s <= start_s:
-        return 0.0
-    count = sum(
-        start_s < time_s <= end_s
-        for record in load.records
-        if record.status is not RequestStatus.FAILED
-        for time_s in record.token_s
-    )
-    return count / (end_s - start_s)
+    return rate_in(token_times(load), *load.window)
 
 
 def creep(load: LoadRun) -> float:
     """By how much the second half of a load's window is faster than the first (tokens/s)."""
-    middle_s = sum(load.window) / 2
-    first, second = replace(load, window_end_s=middle_s), replace(load, window_start_s=middle_s)
-    return output_rate(second) - output_rate(first)
+    return _creep(token_times(load), *load.window)
 
 
-def window_error(plan: LoadPlan, load: LoadRun) -> float | None:
+def _creep(token_s: Sequence[float], start_s: float, end_s: float) -> float:
+    middle_s = (start_s + end_s) / 2
+    return rate_in(token_s, middle_s, end_s) - rate_in(token_s, start_s, middle_s)
+
+
+def _window_error(plan: LoadPlan, load: LoadRun, token_s: Sequence[float]) -> float | None:
     """The standard error of a load's rate by its batch means; None for a burst, which has none."""
     if plan.protocol is LoadProtocol.BURST:
         return None
-    rates = rate_batches(
-        sorted(
-            time_s
-            for record in load.records
-            if record.status is not RequestStatus.FAILED
-            for time_s in record.token_s
-        ),
-        sorted(r.end_s for r in load.records if r.status is not RequestStatus.CUT),
-        plan.concurrency if plan.protocol is LoadProtocol.CLOSED_LOOP else None,
-        *load.window,
-    )
+    concurrency = plan.concurrency if plan.protocol is LoadProtocol.CLOSED_LOOP else None
+    rates = rate_batches(token_s, end_times(load), concurrency, *load.window)
     return math.sqrt(statistics.variance(rates) / len(rates)) if len(rates) > 1 else None
 
 
-def _can_probe(plan: LoadPlan) -> bool:
-    return plan.protocol is LoadProtocol.CLOSED_LOOP and plan.concurrency > 1
-
-
 def _is_worth_more(plan: LoadPlan, loads: Sequence[LoadRun]) -> bool:
-    record = RungRecord(0, plan.concurrency, tuple(loads), ())
-    rates = [output_rate(load) for load in record.counted]
+    counted = _counted(loads)
+    if len(counted) >= MOST:
+        return False
     found = claim(plan, loads)
     wanted = plan.precision * found.mean
-    if len(rates) >= MOST or found.halfwidth is None or found.halfwidth <= wanted:
+    if found.halfwidth is None or found.halfwidth <= wanted:
         return False
+    rates = [output_rate(load) for load in counted]
     best = student_t(MOST - 1) * math.sqrt(statistics.variance(rates) / MOST)
     return best <= wanted
 

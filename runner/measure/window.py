@@ -41,7 +41,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from runner.measure.student import student_t
-from runner.trial import LoadPlan, LoadProtocol
+from runner.trial import LoadPlan, LoadProtocol, LoadRun, RequestStatus
 
 BATCHES = 10
 FEWEST_PERIODS = 3
@@ -314,6 +314,36 @@ def drift_of(rates: Sequence[float]) -> tuple[float, float]:
     return drift, student_t(2 * half - 2) * error
 
 
+def token_times(load: LoadRun) -> list[float]:
+    """When each output token of a load came, ascending; failed requests deliver nothing."""
+    return sorted(
+        time_s
+        for record in load.records
+        if record.status is not RequestStatus.FAILED
+        for time_s in record.token_s
+    )
+
+
+def end_times(load: LoadRun) -> list[float]:
+    """When each request ended that was not cut, ascending."""
+    return sorted(r.end_s for r in load.records if r.status is not RequestStatus.CUT)
+
+
+def rate_in(token_s: Sequence[float], start_s: float, end_s: float) -> float:
+    """Tokens per second in (start_s, end_s]; `token_s` ascend."""
+    if end_s <= start_s:
+        return 0.0
+    return (bisect_right(token_s, end_s) - bisect_right(token_s, start_s)) / (end_s - start_s)
+
+
+def period_ends(
+    request_end_s: Sequence[float], concurrency: int, start_s: float
+) -> Sequence[float]:
+    """Where the periods of a closed loop end after `start_s`, by the ends of its requests."""
+    first = bisect_right(request_end_s, start_s)
+    return request_end_s[first + concurrency - 1 :: concurrency]
+
+
 def rate_batches(
     token_s: Sequence[float],
     request_end_s: Sequence[float],
@@ -334,7 +364,6 @@ def rate_batches(
         return []
     period_ends_s: Sequence[float] = ()
     if concurrency is not None:
-        first = bisect_right(request_end_s, start_s)
-        period_ends_s = request_end_s[first + concurrency - 1 :: concurrency]
+        period_ends_s = period_ends(request_end_s, concurrency, start_s)
     edges_s = batch_edges(start_s, end_s, period_ends_s)
     return batch_rates(edges_s, lambda time_s: bisect_right(token_s, time_s))

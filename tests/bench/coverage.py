@@ -40,6 +40,7 @@ from runner.cluster.executor import RunningLaunch
 from runner.cluster.inline import InlineExecutor
 from runner.config import load_study
 from runner.launch import plan_launch
+from runner.measure.attainment import share_with_bounds
 from runner.measure.restarts import RateClaim, claim, next_restart, output_rate
 from runner.measure.student import student_t
 from runner.plans import rung_plans
@@ -163,15 +164,6 @@ def burst(servers: RunningLaunch, plan: LoadPlan, *, is_long: bool) -> Measured:
     return Measured(RateClaim(output_rate(load), None, is_metastable=False), 1, cost_s(load))
 
 
-def wilson(hits: int, count: int) -> tuple[float, float]:
-    """The 95 % interval of a share (Wilson 1927)."""
-    z, share = 1.96, hits / count
-    middle = share + z * z / (2 * count)
-    spread = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    scale = 1 + z * z / count
-    return (middle - spread) / scale, (middle + spread) / scale
-
-
 def bursts_for(halfwidth: float, rates: Sequence[float]) -> int:
     """How many bursts give an interval as narrow, by their standard deviation."""
     deviation = statistics.stdev(rates) / statistics.fmean(rates)
@@ -193,7 +185,8 @@ def report(
     truth = statistics.fmean(each.claimed.mean for each in truths)
     error = statistics.stdev(each.claimed.mean for each in truths) / math.sqrt(len(truths))
     hits = sum(abs(each.claimed.mean - truth) <= (each.claimed.halfwidth or 0.0) for each in found)
-    low, high = wilson(hits, len(found))
+    held = share_with_bounds(hits, len(found))
+    low, high = (held.low, held.high) if held else (0.0, 1.0)
     widths = sorted((each.claimed.halfwidth or 0.0) / each.claimed.mean for each in found)
     offs = [each.claimed.mean / truth - 1 for each in found]
     width, cost = statistics.median(widths), statistics.fmean(each.cost_s for each in found)
