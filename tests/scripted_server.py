@@ -112,6 +112,8 @@ class ScriptedServer:
         self.url = f"{scheme}://127.0.0.1:{server.sockets[0].getsockname()[1]}"
         self._is_up.set()
         await self._stopped.wait()
+        # A server that is closed between accepting a connection and having it leaves it open.
+        await asyncio.sleep(SETTLE_S)
         server.close()
         await asyncio.sleep(SETTLE_S)  # what was just accepted is known then
         for writer in self._writers:

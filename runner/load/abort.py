@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from contextlib import closing
 
 from runner.clock import Clock
 from runner.load.api import encode, post
@@ -25,9 +26,9 @@ async def abort(
     try:
         async with asyncio.timeout(DEADLINE_S):
             connection = await Connection.open(address, clock)
-            for body in bodies:
-                connection.begin(post(address.name, path, encode(body), key), Reply(Totals()))
-                await connection.end()
-            connection.close()
+            with closing(connection):
+                for body in bodies:
+                    connection.begin(post(address.name, path, encode(body), key), Reply(Totals()))
+                    await connection.end()
     except (OSError, TimeoutError):
         return

@@ -100,7 +100,8 @@ def test_the_servers_running_count_is_not_the_concurrency(tmp_path: Path) -> Non
 
 def test_no_phase_starts_while_ghosts_of_the_last_one_run(tmp_path: Path) -> None:
     with launch(tmp_path, {"pp_size": 2, "max_running_requests": 16}, "ghost-requests") as servers:
-        servers.run_load(PLAN)  # ends by cutting its streams: each leaves a ghost
+        # Ends by cutting its streams: each leaves a ghost, with far more to do than we need to ask.
+        servers.run_load(replace(PLAN, output_tokens=Lengths.fixed(1024), max_ramp_s=40.0))
         assert ask(tmp_path, "/v1/loads").json()["loads"][0]["num_running_reqs"] == 0
         assert ask(tmp_path, "/flush_cache").status_code == 200
         log = (tmp_path / "launch" / "replica-0.log").read_text(encoding="utf-8")
