@@ -1,8 +1,13 @@
-"""The words that have a few values: enums, for everyone."""
+"""The words that have a few values: enums, and what a parameter may be; for everyone."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import TypeAlias
+
+ParamValue: TypeAlias = bool | int | float | str
+Params: TypeAlias = Mapping[str, ParamValue]
 
 
 class EngineKind(StrEnum):

@@ -5,9 +5,9 @@ Standard library only; frozen; no I/O. Any module may import this one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 from runner.errors import (
     ClusterLost,
@@ -23,26 +23,33 @@ from runner.kinds import (
     LoadProtocol,
     LoadStart,
     Outcome,
+    Params,
+    ParamValue,
     RequestStatus,
     Stage,
     TrialLengths,
 )
 from runner.lengths import Lengths
+from runner.result import Distribution, GpuEnergy, RestartResult, RungResult, TrialResult
 
 __all__ = [  # words of other files that belong to these: everyone finds them here
     "Arrivals",
+    "Distribution",
     "EngineKind",
+    "GpuEnergy",
     "Lengths",
     "LoadProtocol",
     "LoadStart",
     "Outcome",
+    "ParamValue",
+    "Params",
     "RequestStatus",
+    "RestartResult",
+    "RungResult",
     "Stage",
     "TrialLengths",
+    "TrialResult",
 ]
-
-ParamValue: TypeAlias = bool | int | float | str
-Params: TypeAlias = Mapping[str, ParamValue]
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,105 +302,3 @@ class Judge(Protocol):
     def go_on(self, rung: RungRecord) -> bool:
         """Called with each measured rung: go on (True) or stop this trial."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Distribution:
-    """Mean and percentiles of one latency over a rung, in seconds; None when no request counts."""
-
-    mean: float
-    p50: float
-    p90: float
-    p99: float
-
-
-@dataclass(frozen=True, slots=True)
-class GpuEnergy:
-    """One GPU over one window. None: unavailable, never 0."""
-
-    gpu_uuid: str
-    energy_j: float | None
-    power_w: float | None
-    utilization: float | None
-    memory_used_bytes: int | None
-    throttled: bool | None
-
-
-@dataclass(frozen=True, slots=True)
-class RestartResult:
-    """One restart of a rung's load; `counts` is False for a probe."""
-
-    start: LoadStart
-    counts: bool
-    window_start_s: float
-    window_s: float
-    output_throughput: float
-
-
-@dataclass(frozen=True, slots=True)
-class RungResult:
-    """One judged rung. Definitions: measure/metrics.py.
-
-    `reasons` say why it is not valid, `notes` what else a user should know of it.
-    """
-
-    position: int
-    concurrency: int
-    valid: bool
-    reasons: tuple[str, ...]
-    window_start_s: float
-    window_s: float
-    output_throughput: float
-    output_throughput_halfwidth: float | None
-    total_throughput: float
-    request_throughput: float
-    goodput: float | None
-    achieved_concurrency: float
-    requests: int
-    errors: int
-    ttft_s: Distribution | None
-    tpot_s: Distribution | None
-    itl_s: Distribution | None
-    e2e_s: Distribution | None
-    power_w: float | None
-    energy_j: float | None
-    tokens_per_joule: float | None
-    joules_per_request: float | None
-    gpus: tuple[GpuEnergy, ...] = ()
-    restarts: tuple[RestartResult, ...] = ()
-    metastable: bool = False
-    slo_attainment: float | None = None
-    slo_attainment_low: float | None = None
-    slo_attainment_high: float | None = None
-    notes: tuple[str, ...] = ()
-
-    @property
-    def end_s(self) -> float:
-        """When its last window closed."""
-        if not self.restarts:
-            return self.window_start_s + self.window_s
-        return max(each.window_start_s + each.window_s for each in self.restarts)
-
-
-@dataclass(frozen=True, slots=True)
-class TrialResult:
-    """What result.json holds; `values` in the order of the study's objectives."""
-
-    number: int
-    name: str | None
-    params: Params
-    resolved: Params
-    outcome: Outcome
-    reason: str | None
-    retry_of: int | None
-    repeat_of: int | None
-    spec_hash: str
-    launch: int | None
-    stage: Stage | None
-    values: tuple[float, ...]
-    constraints: tuple[float, ...]
-    rungs: tuple[RungResult, ...] = ()
-    log_path: str | None = None
-    timing_s: Mapping[str, float] = field(default_factory=dict)
-    schema_version: int = 1
-    lengths: TrialLengths = TrialLengths.SEARCH

@@ -46,6 +46,7 @@ LAYERS = (
     "expression",
     "label",
     "trial",
+    "result",
     "lengths",
     "kinds",
     "clock",

@@ -16,7 +16,8 @@ from ray.actor import ActorHandle
 from runner.clock import Clock
 from runner.cluster.handles import LocalLoad, LocalMeter
 from runner.engines.program import sensor_for
-from runner.engines.sglang.server import ReplicaSpec, Server, ServerStarted
+from runner.engines.sglang.replica import ReplicaSpec
+from runner.engines.sglang.server import Server, ServerStarted
 from runner.engines.simulated import SimulatedServers
 from runner.errors import StudyError
 from runner.load.client import Target

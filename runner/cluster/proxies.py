@@ -10,7 +10,8 @@ from ray.actor import ActorHandle
 from ray.exceptions import RayError, RayTaskError
 
 from runner.cluster.executor import LaunchReport
-from runner.engines.sglang.server import ReplicaSpec, ServerStarted
+from runner.engines.sglang.replica import ReplicaSpec
+from runner.engines.sglang.server import ServerStarted
 from runner.errors import ClusterLost, RunnerError
 from runner.load.client import Target
 from runner.load.self_check import LoadCheck

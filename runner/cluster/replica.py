@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from runner.engines.sglang.server import ReplicaSpec, ServerProgram
+from runner.engines.sglang.replica import ReplicaSpec, ServerProgram
 from runner.errors import Infeasible
 from runner.measure.power import GpuIdentity, GpuKind
 from runner.measure.visible import visible_devices

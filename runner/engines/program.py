@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from runner.clock import Clock
-from runner.engines.sglang.server import ServerProgram
+from runner.engines.sglang.replica import ServerProgram
 from runner.errors import ConfigError
 from runner.machine.profile import load_profile
 from runner.measure.power import GpuSensor

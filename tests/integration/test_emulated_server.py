@@ -12,7 +12,8 @@ import pytest
 
 from runner.engines.lease import read_leases
 from runner.engines.program import program_for, sensor_for
-from runner.engines.sglang.server import ReplicaSpec, Server
+from runner.engines.sglang.replica import ReplicaSpec
+from runner.engines.sglang.server import Server
 from runner.errors import Infeasible, ServerFailed
 from runner.settings import EngineSettings, StudySettings
 from runner.trial import EngineKind, Params

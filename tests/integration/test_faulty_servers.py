@@ -21,7 +21,8 @@ from runner.engines.emulator.faults.draw import draw
 from runner.engines.emulator.gpu import EmulatedGpus
 from runner.engines.lease import read_leases
 from runner.engines.program import program_for
-from runner.engines.sglang.server import ReplicaSpec, Server, ServerStarted
+from runner.engines.sglang.replica import ReplicaSpec
+from runner.engines.sglang.server import Server, ServerStarted
 from runner.errors import ClusterLost, ServerFailed
 from runner.launch import plan_launch
 from runner.settings import StudySettings

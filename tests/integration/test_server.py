@@ -22,7 +22,8 @@ from runner.clock import Clock
 from runner.engines.lease import end_orphans, read_leases
 from runner.engines.ports import HeldPorts, hold_ports
 from runner.engines.processes import identify, is_running
-from runner.engines.sglang.server import ReplicaSpec, Server, ServerProgram
+from runner.engines.sglang.replica import ReplicaSpec, ServerProgram
+from runner.engines.sglang.server import Server
 from runner.errors import ClusterLost, Infeasible, Interrupted, ServerFailed
 from runner.trial import Params
 
@@ -387,7 +388,8 @@ OWNER = """
 import sys, time
 from pathlib import Path
 from runner.clock import Clock
-from runner.engines.sglang.server import ReplicaSpec, Server, ServerProgram
+from runner.engines.sglang.replica import ReplicaSpec, ServerProgram
+from runner.engines.sglang.server import Server
 folder = Path(sys.argv[1])
 program = ServerProgram(tuple(sys.argv[2:]), {}, Clock(), start_deadline_s=30.0)
 spec = ReplicaSpec(0, 1, {}, (0,), "0", program, folder / "server.log", folder / "leases")

@@ -6,73 +6,30 @@ and HTTP. A server is started once; after `stop` (or `request_stop`) it can only
 
 from __future__ import annotations
 
-import shlex
 import threading
-import uuid
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 
-from runner.clock import Clock
-from runner.engines.lease import Driver, Lease, boot_id, remove_lease, write_lease
+from runner.engines.lease import Lease, remove_lease, write_lease
 from runner.engines.ports import HeldPorts, hold_ports
-from runner.engines.processes import START_VARIABLE, ProcessGroup, ProcessId
+from runner.engines.processes import ProcessGroup, ProcessId
 from runner.engines.sglang.control import Control
-from runner.engines.sglang.flags import environment, internal_states, render, resolved_params
+from runner.engines.sglang.flags import internal_states, resolved_params
 from runner.engines.sglang.link import Link, PortTakenError
 from runner.engines.sglang.logs import LogReader
-from runner.engines.sglang.process import (
-    Command,
-    ServerProcess,
-    inherited_environment,
-    spawn,
-)
+from runner.engines.sglang.process import Command, ServerProcess, spawn
+from runner.engines.sglang.replica import HOST, ReplicaSpec, command_of, lease_of, shown
 from runner.engines.sglang.start_watch import StartWatch
 from runner.errors import ClusterLost, Infeasible, Interrupted, ServerFailed
 from runner.launch import as_int
 from runner.trial import Params, ParamValue
 
-HOST = "127.0.0.1"
 PORT_TRIES = 4
 IDLE_PROOFS = 2  # empty once may be between two steps of the pipeline
 MIN_GRACE_WALL_S = 2.0
 MIN_DRAIN_WALL_S = 3.0
 LAST_ABORT_WALL_S = 2.0
-
-
-@dataclass(frozen=True, slots=True)
-class ServerProgram:
-    """How servers are started, and how long each step may take (seconds of `clock`).
-
-    `stall_limit_s`: a start that long without a log line and without CPU use hangs.
-    """
-
-    argv: tuple[str, ...]
-    env: Mapping[str, str]
-    clock: Clock
-    start_deadline_s: float
-    stall_limit_s: float = 600.0
-    drain_deadline_s: float = 60.0
-    stop_grace_s: float = 25.0
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaSpec:
-    """One server of a launch. `gpu_indices` are the machine's own numbers, for the lease.
-
-    `driver` is the process that makes this value, wherever the server is then started.
-    """
-
-    index: int
-    launch_number: int
-    server_args: Params
-    gpu_indices: tuple[int, ...]
-    visible_devices: str
-    program: ServerProgram
-    log_path: Path
-    lease_folder: Path
-    driver: Driver = field(default_factory=Driver.here)
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,7 +183,7 @@ class Server:
         with ExitStack() as undo:
             ports = self._hold(2)
             undo.callback(ports.release)
-            command = self._command(attempt, *ports.numbers)
+            command = command_of(self._spec, attempt, *ports.numbers)
             started_s = self._clock.now_s()
             process = self._spawn(command, ports.numbers[0], undo)
             log = LogReader(self._spec.log_path, process.log_start_bytes)
@@ -245,7 +202,7 @@ class Server:
             url=control.url,
             port=ports.numbers[0],
             pid=process.pid,
-            command=self._shown(command),
+            command=shown(self._spec, command),
             server_info=info,
             phase_s=watch.phases.durations_s(self._clock.now_s()),
         )
@@ -255,7 +212,7 @@ class Server:
         leases: list[Lease] = []
 
         def lease(group: ProcessGroup) -> None:
-            leases.append(self._lease(group, port))
+            leases.append(lease_of(self._spec, group, port))
             write_lease(self._spec.lease_folder, leases[0])
 
         process = spawn(command, before_exec=lease)
@@ -326,57 +283,6 @@ class Server:
         if self._running is None:
             raise ServerFailed("the server is not running", self._log_path)
         return self._running
-
-    def _command(self, attempt: int, port: int, nccl_port: int) -> Command:
-        """The command line; its GPU numbers count from 0 within CUDA_VISIBLE_DEVICES."""
-        own = ["--host", HOST, "--port", str(port), "--nccl-port", str(nccl_port)]
-        devices = {
-            "CUDA_VISIBLE_DEVICES": self._spec.visible_devices,
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        }
-        program = self._spec.program
-        return Command(
-            argv=(*program.argv, *render(self._spec.server_args), *own, "--base-gpu-id", "0"),
-            env={
-                "PYTHONUNBUFFERED": "1",
-                **inherited_environment(),
-                **program.env,
-                **environment(self._spec.server_args),
-                **devices,
-                START_VARIABLE: f"{self._spec.launch_number}/{self._spec.index}/{attempt}",
-            },
-            log_path=self._spec.log_path,
-            token=uuid.uuid4().hex,
-        )
-
-    def _shown(self, command: Command) -> str:
-        spec = self._spec
-        shown = {
-            **spec.program.env,
-            **environment(spec.server_args),
-            "CUDA_VISIBLE_DEVICES": spec.visible_devices,
-            "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
-        }
-        words = [f"{name}={shlex.quote(value)}" for name, value in shown.items()]
-        return " ".join((*words, shlex.join(command.argv)))
-
-    def _lease(self, group: ProcessGroup, port: int) -> Lease:
-        spec = self._spec
-        return Lease(
-            pid=group.leader.pid,
-            start_time=group.leader.start_time,
-            pgid=group.leader.pid,
-            gpus=spec.gpu_indices,
-            port=port,
-            launch=spec.launch_number,
-            replica=spec.index,
-            driver_pid=spec.driver.process.pid,
-            driver_start_time=spec.driver.process.start_time,
-            driver_host=spec.driver.host,
-            host=Driver.here().host,
-            boot_id=boot_id(),
-            token=group.token,
-        )
 
     def _resolved(self, info: Mapping[str, object]) -> dict[str, ParamValue]:
         return dict(resolved_params(info, self._spec.server_args))
