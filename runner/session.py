@@ -18,6 +18,7 @@ from types import FrameType
 from runner.cluster.executor import Executor
 from runner.config import MAY_CHANGE, complete, diff, dump
 from runner.engines.lease import end_orphans, end_own
+from runner.engines.sglang.parameter_check import check_parameters
 from runner.errors import ConfigError, Interrupted, RunnerError, StudyError
 from runner.held_launch import HeldLaunch
 from runner.insight.live import Note, StudyEnded, StudyStarted, View
@@ -76,14 +77,21 @@ def run_session(request: SessionRequest) -> int:
 
 
 def open_machine(request: SessionRequest, store: StudyStore, view: View) -> Executor:
-    """Open the executor; its GPUs and load generators are tried before the first launch.
+    """Open the executor; what it needs of its machine is tried before the first launch.
 
-    The GPUs once per study, the load generators once per start of the machine.
+    The servers' flags each time, the GPUs once per study, the load generators once per start of
+    the machine.
 
-    Raises StudyError when the study asks for power that its GPUs do not tell.
+    Raises ConfigError for a parameter that the servers do not have, StudyError when the study
+    asks for power that its GPUs do not tell.
     """
     executor = request.open_executor(request.settings, store)
     try:
+        environment = executor.server_environment()
+        if environment is not None:
+            check_parameters(request.settings, environment)
+            if environment.note is not None:
+                view.handle(Note(environment.note))
         idle = store.read_idle()
         if idle is None:
             idle = executor.idle_gpus()

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from runner.engines.sglang.environment import ServerEnvironment
 from runner.load.self_check import LoadCheck
 from runner.measure.idle import IdleGpu
 from runner.trial import LaunchSpec, RunningServers
@@ -66,6 +67,13 @@ class Executor(Protocol):
             Infeasible, ServerFailed: the setting cannot run, or a server died while starting.
             ClusterLost: an actor, node or port was lost.
             Interrupted: `interrupt` was called.
+        """
+        ...
+
+    def server_environment(self) -> ServerEnvironment | None:
+        """What the servers offer, as it was found when the executor was opened.
+
+        None for simulated servers, which have no command line.
         """
         ...
 

@@ -14,7 +14,8 @@ from runner.cluster.handles import LocalLoad, LocalMeter
 from runner.cluster.placement import assign_gpus, study_gpus
 from runner.cluster.replica import LaunchPlace, replica_spec
 from runner.cluster.servers import HttpServers, LaunchParts, check_loads
-from runner.engines.program import program_for, sensor_for
+from runner.engines.program import environment_for, program_for, sensor_for
+from runner.engines.sglang.environment import ServerEnvironment
 from runner.engines.sglang.server import Server
 from runner.engines.simulated import SimulatedServers, simulated_idle
 from runner.errors import Interrupted, StudyError
@@ -35,7 +36,8 @@ class InlineExecutor:
         self._clock = Clock(settings.engine.time_scale)
         if settings.engine.kind is EngineKind.SIMULATED:
             return
-        self._program = program_for(settings, machine_folder)
+        environment = environment_for(settings.engine)
+        self._program = program_for(settings, machine_folder, environment)
         self._load = LocalLoad(self._clock)
         self._meter = LocalMeter(lambda: sensor_for(settings, machine_folder), self._clock)
         usable = study_gpus(settings, self._meter.gpus(), os.environ)
@@ -56,6 +58,12 @@ class InlineExecutor:
             yield servers
         finally:
             servers.stop()
+
+    def server_environment(self) -> ServerEnvironment | None:
+        """See Executor.server_environment."""
+        if self._settings.engine.kind is EngineKind.SIMULATED:
+            return None
+        return self._program.environment
 
     def check_load(self, streams: int) -> tuple[LoadCheck, ...]:
         """See Executor.check_load."""

@@ -9,20 +9,25 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.exceptions import AuthenticationError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
 
 from runner.clock import Clock
 from runner.cluster.actors import (
+    EnvironmentActor,
     LoadActor,
     MeterActor,
     ServerActor,
     SimulatedActor,
     gpus_of_cluster,
+    node_with_gpus,
     start_actor,
 )
 from runner.cluster.executor import OnSight, RunningLaunch
@@ -34,18 +39,20 @@ from runner.cluster.proxies import (
     ReplicaProxy,
     SimulatedProxy,
     last_line,
+    result_of,
 )
 from runner.cluster.replica import LaunchPlace, replica_spec
 from runner.cluster.servers import STREAMS_PER_LOAD, HttpServers, LaunchParts, check_loads
 from runner.engines.lease import end_own
-from runner.engines.program import program_for, sensor_for
+from runner.engines.program import environment_for, program_for, sensor_for
+from runner.engines.sglang.environment import ServerEnvironment
 from runner.engines.simulated import simulated_idle
 from runner.errors import ClusterLost, Interrupted, StudyError
 from runner.load.self_check import LoadCheck
 from runner.measure.idle import IdleGpu
 from runner.measure.power import GpuKind
 from runner.measure.visible import VARIABLE, named_gpu, visible_devices
-from runner.settings import StudySettings
+from runner.settings import EngineSettings, StudySettings
 from runner.trial import EngineKind, LaunchSpec
 
 PLACEMENT_DEADLINE_S = 60.0
@@ -80,7 +87,9 @@ class RayExecutor:
         connect(settings, address)
         if settings.engine.kind is EngineKind.SIMULATED:
             return
-        self._program = program_for(settings, machine_folder)
+        is_here = address is None or settings.engine.kind is EngineKind.EMULATED
+        find = environment_for if is_here else environment_of_cluster
+        self._program = program_for(settings, machine_folder, find(settings.engine))
         self._meter = MeterProxy(start_actor(MeterActor, settings, machine_folder))
         highest = max((*settings.workload.concurrency, 1))
         self._loads = tuple(
@@ -114,6 +123,12 @@ class RayExecutor:
             self._drop_group()
             end_own(self._leases_folder)  # what a lost actor could not end itself
             raise
+
+    def server_environment(self) -> ServerEnvironment | None:
+        """See Executor.server_environment."""
+        if self._settings.engine.kind is EngineKind.SIMULATED:
+            return None
+        return self._program.environment
 
     def check_load(self, streams: int) -> tuple[LoadCheck, ...]:
         """See Executor.check_load."""
@@ -176,6 +191,19 @@ class RayExecutor:
         if self._group is not None:
             remove_placement_group(self._group.placement)
             self._group = None
+
+
+def environment_of_cluster(engine: EngineSettings) -> ServerEnvironment:
+    """What the servers offer on the node that they will run on: the one with most GPUs.
+
+    Asked for there, since the driver's machine may have no SGLang. Takes no GPU from anybody.
+    """
+    node = NodeAffinitySchedulingStrategy(node_with_gpus(), soft=False)
+    actor = start_actor(EnvironmentActor, scheduling_strategy=node)
+    try:
+        return cast("ServerEnvironment", result_of(cast("Any", actor).read.remote(engine)))
+    finally:
+        ray.kill(actor, no_restart=True)
 
 
 def show_gpus(settings: StudySettings, machine_folder: Path) -> None:

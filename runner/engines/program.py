@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 
 from runner.clock import Clock
+from runner.engines.sglang.environment import ServerEnvironment
+from runner.engines.sglang.installation import read_installed
 from runner.engines.sglang.replica import ServerProgram
 from runner.errors import ConfigError
 from runner.machine.profile import load_profile
@@ -19,7 +21,25 @@ STALL_LIMIT_S = 600.0
 WALL_ALLOWANCE_S = 60.0
 
 
-def program_for(settings: StudySettings, machine_folder: Path) -> ServerProgram:
+def environment_for(engine: EngineSettings) -> ServerEnvironment:
+    """What the servers of the engine offer, asked for on this machine.
+
+    Raises ConfigError when there is no such server here, see `read_installed`.
+    """
+    match engine.kind:
+        case EngineKind.EMULATED:
+            from runner.engines.emulator.flags import emulated_environment
+
+            return emulated_environment()
+        case EngineKind.SGLANG:
+            return read_installed(engine.python or sys.executable, engine.env)
+        case EngineKind.SIMULATED:
+            raise ConfigError("simulated servers have no command line")
+
+
+def program_for(
+    settings: StudySettings, machine_folder: Path, environment: ServerEnvironment
+) -> ServerProgram:
     """The program of every server of the study; `machine_folder` holds the emulated GPUs."""
     engine = settings.engine
     clock = Clock(engine.time_scale)
@@ -28,6 +48,7 @@ def program_for(settings: StudySettings, machine_folder: Path) -> ServerProgram:
         argv=_argv(engine, machine_folder),
         env=dict(engine.env),
         clock=clock,
+        environment=environment,
         start_deadline_s=START_DEADLINE_S + allowance_s,
         stall_limit_s=STALL_LIMIT_S + allowance_s,
     )

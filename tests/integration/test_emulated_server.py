@@ -10,6 +10,7 @@ from typing import Protocol
 
 import pytest
 
+from runner.engines.emulator.flags import emulated_environment
 from runner.engines.lease import read_leases
 from runner.engines.program import program_for, sensor_for
 from runner.engines.sglang.replica import ReplicaSpec
@@ -36,7 +37,8 @@ def make_server(tmp_path: Path) -> Iterator[MakeServer]:
         def make(
             args: Params, *flags: str, devices: str = "0,1", profile: str = "cpu-blocking-pp2"
         ) -> Server:
-            program = program_for(settings_for(profile), tmp_path / "machine")
+            settings = settings_for(profile)
+            program = program_for(settings, tmp_path / "machine", emulated_environment())
             spec = ReplicaSpec(
                 index=0,
                 launch_number=1,

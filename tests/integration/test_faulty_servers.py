@@ -18,6 +18,7 @@ import pytest
 from runner.clock import Clock
 from runner.cluster.inline import InlineExecutor
 from runner.engines.emulator.faults.draw import draw
+from runner.engines.emulator.flags import emulated_environment
 from runner.engines.emulator.gpu import EmulatedGpus
 from runner.engines.lease import read_leases
 from runner.engines.program import program_for
@@ -53,7 +54,7 @@ def make_server(tmp_path: Path) -> Iterator[MakeServer]:
             fault: str, *, launch: int = 1, stall_limit_s: float = 6000.0, scale: float = SCALE
         ) -> Server:
             settings = settings_of("cpu-blocking-pp2", 2, {"fault": fault}, scale)
-            program = program_for(settings, tmp_path / "machine")
+            program = program_for(settings, tmp_path / "machine", emulated_environment())
             spec = ReplicaSpec(
                 index=0,
                 launch_number=launch,

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from runner.clock import Clock
+from runner.engines.emulator.flags import emulated_environment
 from runner.engines.lease import end_orphans, read_leases
 from runner.engines.ports import HeldPorts, hold_ports
 from runner.engines.processes import identify, is_running
@@ -43,7 +44,7 @@ class MakeServer(Protocol):
     ) -> Server: ...
 
 
-PROGRAM = ServerProgram(argv=FAKE, env={}, clock=Clock(scale=10.0), start_deadline_s=600.0)
+PROGRAM = ServerProgram(FAKE, {}, Clock(scale=10.0), emulated_environment(), start_deadline_s=600.0)
 
 
 @pytest.fixture
@@ -388,10 +389,13 @@ OWNER = """
 import sys, time
 from pathlib import Path
 from runner.clock import Clock
+from runner.engines.emulator.flags import emulated_environment
 from runner.engines.sglang.replica import ReplicaSpec, ServerProgram
 from runner.engines.sglang.server import Server
 folder = Path(sys.argv[1])
-program = ServerProgram(tuple(sys.argv[2:]), {}, Clock(), start_deadline_s=30.0)
+program = ServerProgram(
+    tuple(sys.argv[2:]), {}, Clock(), emulated_environment(), start_deadline_s=30.0
+)
 spec = ReplicaSpec(0, 1, {}, (0,), "0", program, folder / "server.log", folder / "leases")
 print(Server(spec).start().pid, flush=True)
 time.sleep(600)

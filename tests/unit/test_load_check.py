@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.cluster.executor import OnSight, RunningLaunch
+from runner.engines.sglang.environment import ServerEnvironment
 from runner.errors import LoadFailed
 from runner.insight.live import Event, Note
 from runner.load.self_check import LoadCheck
@@ -46,6 +47,9 @@ class Machine:
         self, spec: LaunchSpec, folder: Path, on_sight: OnSight
     ) -> AbstractContextManager[RunningLaunch]:
         raise NotImplementedError
+
+    def server_environment(self) -> ServerEnvironment | None:
+        raise AssertionError
 
     def idle_gpus(self) -> tuple[IdleGpu, ...]:
         raise NotImplementedError

@@ -11,7 +11,8 @@ from pathlib import Path
 from runner.clock import Clock
 from runner.engines.lease import Driver, Lease, boot_id
 from runner.engines.processes import START_VARIABLE, ProcessGroup
-from runner.engines.sglang.flags import environment, render
+from runner.engines.sglang.environment import ServerEnvironment
+from runner.engines.sglang.flags import render, variables
 from runner.engines.sglang.process import Command, inherited_environment
 from runner.trial import Params
 
@@ -22,12 +23,14 @@ HOST = "127.0.0.1"
 class ServerProgram:
     """How servers are started, and how long each step may take (seconds of `clock`).
 
-    `stall_limit_s`: a start that long without a log line and without CPU use hangs.
+    `environment` is what the program offers; `stall_limit_s`: a start that long without a log
+    line and without CPU use hangs.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     clock: Clock
+    environment: ServerEnvironment
     start_deadline_s: float
     stall_limit_s: float = 600.0
     drain_deadline_s: float = 60.0
@@ -53,11 +56,15 @@ class ReplicaSpec:
 
 
 def command_of(spec: ReplicaSpec, attempt: int, port: int, nccl_port: int) -> Command:
-    """The command line; its GPU numbers count from 0 within CUDA_VISIBLE_DEVICES."""
+    """The command line; its GPU numbers count from 0 within CUDA_VISIBLE_DEVICES.
+
+    Raises Infeasible for an argument that the program has no flag for.
+    """
     own = ["--host", HOST, "--port", str(port), "--nccl-port", str(nccl_port)]
     program = spec.program
+    words = render(spec.server_args, program.environment)
     return Command(
-        argv=(*program.argv, *render(spec.server_args), *own, "--base-gpu-id", "0"),
+        argv=(*program.argv, *words, *own, "--base-gpu-id", "0"),
         env={
             "PYTHONUNBUFFERED": "1",
             **inherited_environment(),
@@ -97,7 +104,7 @@ def lease_of(spec: ReplicaSpec, group: ProcessGroup, port: int) -> Lease:
 def _own_environment(spec: ReplicaSpec) -> dict[str, str]:
     return {
         **spec.program.env,
-        **environment(spec.server_args),
+        **variables(spec.server_args),
         "CUDA_VISIBLE_DEVICES": spec.visible_devices,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }
