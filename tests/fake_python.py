@@ -58,7 +58,11 @@ class FakePython:
         delay_s: float = 0.0,
     ) -> None:
         """Give it this SGLang (None: none). `mark` tells one installation from the next."""
-        told = {"version": version, "folder": str(self.folder), "marks": [[mark, 1]]}
+        told: dict[str, object] = {
+            "version": version,
+            "folder": str(self.folder),
+            "marks": [[mark, 1]],
+        }
         told |= {"crash": crash, "delay_s": delay_s}
         self.folder.mkdir(parents=True, exist_ok=True)
         (self.folder / "told.json").write_text(json.dumps(told), encoding="utf-8")

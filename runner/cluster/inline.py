@@ -36,13 +36,13 @@ class InlineExecutor:
         self._clock = Clock(settings.engine.time_scale)
         if settings.engine.kind is EngineKind.SIMULATED:
             return
-        environment = environment_for(settings.engine)
-        self._program = program_for(settings, machine_folder, environment)
         self._load = LocalLoad(self._clock)
         self._meter = LocalMeter(lambda: sensor_for(settings, machine_folder), self._clock)
         usable = study_gpus(settings, self._meter.gpus(), os.environ)
         require_gpus(settings, len(usable))
         self._gpus = usable[: settings.hardware.gpus]
+        environment = environment_for(settings.engine)
+        self._program = program_for(settings, machine_folder, environment)
 
     @contextmanager
     def launch(self, spec: LaunchSpec, folder: Path, on_sight: OnSight) -> Iterator[RunningLaunch]:

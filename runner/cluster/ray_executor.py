@@ -87,9 +87,6 @@ class RayExecutor:
         connect(settings, address)
         if settings.engine.kind is EngineKind.SIMULATED:
             return
-        is_here = address is None or settings.engine.kind is EngineKind.EMULATED
-        find = environment_for if is_here else environment_of_cluster
-        self._program = program_for(settings, machine_folder, find(settings.engine))
         self._meter = MeterProxy(start_actor(MeterActor, settings, machine_folder))
         highest = max((*settings.workload.concurrency, 1))
         self._loads = tuple(
@@ -101,6 +98,9 @@ class RayExecutor:
             usable = study_gpus(settings, self._gpus, os.environ)
             self._gpus = usable[: settings.hardware.gpus]
         require_gpus(settings, len(self._gpus))
+        is_here = address is None or settings.engine.kind is EngineKind.EMULATED
+        find = environment_for if is_here else environment_of_cluster
+        self._program = program_for(settings, machine_folder, find(settings.engine))
 
     @contextmanager
     def launch(self, spec: LaunchSpec, folder: Path, on_sight: OnSight) -> Iterator[RunningLaunch]:

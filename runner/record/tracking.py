@@ -184,7 +184,8 @@ class Tracker:
         if report is None or self._settings.engine.kind is not EngineKind.SGLANG:
             return {}
         versions = (info.get("version") for info in report.server_info)
-        return {VERSION_TAG: each for each in versions if isinstance(each, str)}
+        version = next((each for each in versions if isinstance(each, str)), None)
+        return {} if version is None else {VERSION_TAG: version}
 
     def _log_files(self, run_id: str, result: TrialResult) -> None:
         for path in sorted(self._store.trial_folder(result.number).glob("[!.]*")):

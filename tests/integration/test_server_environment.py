@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -187,61 +186,85 @@ def test_a_study_of_sglang_asks_the_interpreter_that_it_names(python: FakePython
 
 
 @pytest.fixture
-def home(tmp_path: Path) -> Iterator[Path]:
-    yield tmp_path / "home"
+def home(tmp_path: Path) -> Path:
+    return tmp_path / "home"
 
 
-def tune(home: Path, **sections: Any) -> int:  # noqa: ANN401 - parts of a study file
-    """`runner tune` in this process, with servers that are processes of this machine."""
+def tune(home: Path, engine: dict[str, Any], **sections: Any) -> int:  # noqa: ANN401 - YAML
+    """`runner tune` in this process."""
     home.mkdir(exist_ok=True)
     path = home / "study.yaml"
-    path.write_text(yaml.safe_dump({**CPU, **sections}), encoding="utf-8")
+    document = {**CPU, "engine": {**CPU["engine"], **engine}, **sections}
+    path.write_text(yaml.safe_dump(document), encoding="utf-8")
     return main(["tune", str(path), "--executor", "inline", "--home", str(home)])
 
 
-def logs(home: Path) -> list[Path]:
-    """The logs of all servers that were ever started."""
-    return list(home.glob("studies/*/launches/*/*.log"))
+SIZES = {"pp_size": {"choices": [1, 2]}}
 
 
 @pytest.mark.parametrize(
     ("parameters", "said"),
     [
         (
-            {"pp_size": {"choices": [1, 2]}, "max_running": {"choices": [4, 8]}},
-            "parameters.max_running: the emulated server has no flag --max-running; did you mean "
-            "'max_running_requests'?",
+            {**SIZES, "max_running": {"choices": [4, 8]}},
+            (
+                "parameters.max_running: the emulated server has no flag --max-running; did you "
+                "mean 'max_running_requests'?"
+            ),
         ),
         (
-            {"pp_size": {"choices": [1, 2]}, "load_forma": {"choices": ["dummy"]}},
-            "did you mean 'load_format'?",
+            {**SIZES, "hicache_sise": {"choices": [1]}},
+            (
+                "parameters.hicache_sise: the emulated server has no flag --hicache-sise; did you "
+                "mean 'hicache_size'?"
+            ),
         ),
         (
-            {"pp_size": {"choices": [1, 2]}, "attention_backend": {"choices": ["triton", "best"]}},
+            {**SIZES, "attention_backend": {"choices": ["triton", "best"]}},
             "parameters.attention_backend: found the text 'best', expected one of triton, ",
         ),
     ],
 )
-def test_a_wrong_parameter_ends_the_study_before_any_launch(
+def test_a_parameter_that_emulated_servers_lack_begins_nothing(
     home: Path, capsys: pytest.CaptureFixture[str], parameters: dict[str, Any], said: str
 ) -> None:
-    assert tune(home, parameters=parameters) == 2
+    assert tune(home, {}, parameters=parameters) == 2
     error = capsys.readouterr().err
     assert said in error
     assert "Traceback" not in error
-    assert logs(home) == []
+    assert not (home / "studies").exists()
 
 
-def test_the_corrected_study_file_starts_anew(
-    home: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("version", "args", "said"),
+    [
+        ("0.5.23", {"max_running": 8}, "engine.args.max_running: SGLang 0.5.23 has no flag"),
+        ("0.5.23", {"cuda_graph_bs": 8}, "did you mean 'cuda_graph_bs_decode'?"),
+        ("0.5.12", {"weight_cache_mode": "daemon"}, "SGLang 0.5.12 has no flag for it"),
+        ("0.5.20", {"load_format": "dumy"}, "found the text 'dumy', expected one of auto, pt, "),
+    ],
+)
+def test_an_argument_that_this_sglang_lacks_begins_nothing(
+    home: Path,
+    python: FakePython,
+    capsys: pytest.CaptureFixture[str],
+    version: str,
+    args: dict[str, Any],
+    said: str,
 ) -> None:
-    sizes = {"pp_size": {"choices": [1, 2]}}
-    search = {"trials": 1, "seed": 0}
-    baselines = [{"name": "pp2", "pp_size": 2, "max_running_requests": 16}]
-    rest: dict[str, Any] = {"search": search, "baselines": baselines}
-    rest["workload"] = {"prompt_tokens": 16, "output_tokens": 32, "concurrency": [1]}
-    rest["measure"] = {**CPU["measure"], "min_window_s": 5, "max_window_s": 30}
-    assert tune(home, parameters={**sizes, "schedule_polic": {"choices": ["fcfs"]}}, **rest) == 2
-    assert "schedule_polic" in capsys.readouterr().err
-    assert tune(home, parameters=sizes, **rest) == 0, capsys.readouterr().err
-    assert logs(home)
+    python.install(version, help_text(real_environment(version)))
+    engine = {"kind": "sglang", "model": str(home), "python": python.path, "args": args}
+    assert tune(home, engine, parameters=SIZES) == 2
+    error = capsys.readouterr().err
+    assert said in error
+    assert "Traceback" not in error
+    assert not (home / "studies").exists()
+
+
+def test_a_study_without_sglang_begins_nothing(
+    home: Path, python: FakePython, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python.install(None)
+    assert tune(home, {"kind": "sglang", "model": str(home), "python": python.path}) == 2
+    assert "has no SGLang" in capsys.readouterr().err
+    assert not (home / "studies").exists()

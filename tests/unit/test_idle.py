@@ -25,7 +25,9 @@ from runner.session import SessionRequest, open_machine
 from runner.settings import StudySettings
 from runner.trial import EngineKind
 from tests.fake_nvml import FakeGpu, FakeNvml
+from tests.fake_python import FakePython
 from tests.samples import make_settings
+from tests.server_flags import help_text, real_environment
 from tests.studies import CPU, study
 
 FAST = Clock(100.0)
@@ -108,7 +110,12 @@ def test_the_inline_executor_uses_only_what_is_visible(
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     settings = make_settings()
-    engine = replace(settings.engine, kind=EngineKind.SGLANG, model="/m", time_scale=100.0)
+    python = FakePython(tmp_path / "env")
+    python.install("0.5.23", help_text(real_environment("0.5.23")))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    engine = replace(
+        settings.engine, kind=EngineKind.SGLANG, model="/m", time_scale=100.0, python=python.path
+    )
     hardware = replace(settings.hardware, gpus=1)
     one = replace(settings, engine=engine, hardware=hardware)
     assert [gpu.uuid for gpu in InlineExecutor(one, tmp_path, tmp_path).idle_gpus()] == ["GPU-3"]
@@ -125,6 +132,9 @@ class FakeExecutor:
         self.gpus = gpus
         self.reads = 0
         self.is_closed = False
+
+    def server_environment(self) -> None:
+        """Its servers have no flags."""
 
     def idle_gpus(self) -> tuple[IdleGpu, ...]:
         self.reads += 1

@@ -172,7 +172,8 @@ def _neutral_spelling(name: str, flag: Flag) -> str | None:
 
 def _value_mistake(value: ParamValue, flag: Flag) -> str | None:
     if isinstance(value, bool):
-        return "expected a value" if flag.takes is Takes.VALUE else None
+        wrong = f"found {show(value)}, expected a value"
+        return wrong if flag.takes is Takes.VALUE else None
     if flag.takes is Takes.NOTHING:
         return f"found {show(value)}, expected true or false"
     if flag.choices and str(value) not in flag.choices:

@@ -78,8 +78,8 @@ def _find(python: str, env: Mapping[str, str]) -> Installation:
     done = _run((python, "-c", _QUERY), env, QUERY_LIMIT_S)
     if done.returncode == _NOT_INSTALLED:
         raise ConfigError(
-            f"engine.python: {python} has no SGLang; name the Python of the environment that "
-            "SGLang is installed in"
+            f"engine.python: {python} has no SGLang; name the Python of the environment that it is "
+            "installed in, or use --set engine.kind=emulated to try the study without"
         )
     try:
         told = json.loads(done.stdout)
