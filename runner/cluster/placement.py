@@ -19,7 +19,7 @@ def study_gpus(
 ) -> tuple[GpuIdentity, ...]:
     """The GPUs of this machine that the study may use; `engine.env` counts as environment.
 
-    Emulated GPUs are the study's own, and so are places on a CPU. Raises ConfigError, see `usable_gpus`.
+    Emulated GPUs, and places on a CPU, are the study's own. Raises ConfigError, see `usable_gpus`.
     """
     if settings.engine.has_own_devices:
         return gpus
