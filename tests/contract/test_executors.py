@@ -12,6 +12,7 @@ import pytest
 
 from runner.cluster.executor import Executor, LoadSight, RunningLaunch, StartSight
 from runner.cluster.inline import InlineExecutor
+from runner.engines.emulator.flags import emulated_environment
 from runner.engines.emulator.gpu import plant_power_offset
 from runner.engines.lease import read_leases
 from runner.errors import ClusterLost, Infeasible, Interrupted, ServerFailed
@@ -90,6 +91,10 @@ def test_two_servers_share_the_load_on_a_gpu_each(
     assert {sample.gpu_uuid for sample in power} == set(report.gpu_uuids)
     assert len(report.gpu_uuids) == 2
     assert report.phase_s["total"] > 0
+
+
+def test_it_knows_the_flags_of_its_servers(executor: Executor) -> None:
+    assert executor.server_environment() == emulated_environment()
 
 
 def test_its_load_generator_can_be_tried(executor: Executor) -> None:

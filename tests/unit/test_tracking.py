@@ -31,7 +31,7 @@ from runner.record.store import StudyStore
 from runner.record.tracking import Tracker
 from runner.record.tracking_store import MetricPoint, MlflowStore
 from runner.settings import Direction, Objective
-from runner.trial import Outcome, PowerSample, TrialResult
+from runner.trial import EngineKind, Outcome, PowerSample, TrialResult
 from tests.record_samples import (
     GPUS,
     SCALE,
@@ -199,6 +199,22 @@ def test_power_over_time_is_each_gpus_with_times_of_the_files(
         for step, sample in enumerate(samples)
     ]
     assert len(points) == 60
+
+
+def test_the_version_of_sglang_is_a_tag_of_the_study_and_of_its_trials(store: StudyStore) -> None:
+    engine = replace(SETTINGS.engine, kind=EngineKind.SGLANG, model="/m")
+    store.create({"name": "demo"}, {})
+    tracker = Tracker(store.mlflow_uri, store, replace(SETTINGS, engine=engine))
+    result = complete_trial(12, 500.0, PARAMS)
+    write_trial(store, result)
+    launch = store.read_launch(result.launch or 0)
+    assert launch is not None
+    spec, report = launch
+    assert report is not None
+    store.write_launch(spec, replace(report, server_info=({"version": "0.5.16"},)))
+    tracker.log_trial(result)
+    assert children(store)[12].data.tags["sglang_version"] == "0.5.16"
+    assert parent(store).data.tags["sglang_version"] == "0.5.16"
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
