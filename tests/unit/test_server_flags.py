@@ -10,6 +10,7 @@ from typing import Any, cast
 import pytest
 
 from runner.cluster.executor import Executor
+from runner.config import load_study
 from runner.engines.emulator.flags import emulated_environment
 from runner.engines.sglang.environment import ServerEnvironment, Takes, parse_help
 from runner.engines.sglang.flags import clash, mistake, render, resolved_params
@@ -23,6 +24,7 @@ from runner.trial import ParamValue
 from tests.server_flags import VERSIONS, help_text, real_environment
 from tests.studies import CPU, study
 
+SPACES = Path(__file__).parents[2] / "search_spaces"
 OLD, GRAPH_PHASES, NEW = ("0.5.12",), ("0.5.14", "0.5.16", "0.5.18", "0.5.20"), ("0.5.23",)
 
 
@@ -294,3 +296,9 @@ def test_a_study_that_continues_is_checked_when_its_machine_is_opened(tmp_path: 
     with pytest.raises(ConfigError, match=r"engine\.args\.weight_cache_mode: SGLang 0\.5\.12 has"):
         open_machine(request, StudyStore(tmp_path, "tiny"), view_for(sys.stderr))
     assert executor.is_closed
+
+
+@pytest.mark.parametrize("path", sorted(SPACES.glob("*.yaml")), ids=lambda path: path.stem)
+def test_the_search_spaces_fit_every_version(path: Path, offered: ServerEnvironment) -> None:
+    check_parameters(load_study(path), offered)
+    check_parameters(load_study(path), emulated_environment())

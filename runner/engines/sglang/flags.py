@@ -100,11 +100,11 @@ def clash(names: Iterable[str], environment: ServerEnvironment) -> str | None:
         for other in others:
             if name in given and other in given:
                 return f"{name} overrules {other}: give one of them"
-    for one, other in combinations(given, 2):
-        flags = {flag_of(each, environment) for each in (one, other)}
-        listed = {environment.by_name[flag] for flag in flags if flag is not None}
-        if None not in flags and len(listed) == 1:
-            return f"{one} and {other} are the same flag ({flags.pop()}): give one of them"
+    flags = {name: flag for name in given if (flag := flag_of(name, environment)) is not None}
+    for one, other in combinations(flags, 2):
+        listed = environment.by_name[flags[one]]
+        if listed == environment.by_name[flags[other]]:
+            return f"{one} and {other} are the same flag ({listed.names[0]}): give one of them"
     if isinstance(names, Mapping) and _above_one(names, "dp_size", "attn_dp_size"):
         return "dp_size and attn_dp_size cannot both be above 1 in one server"
     return None
