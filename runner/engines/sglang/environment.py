@@ -16,7 +16,7 @@ FIRST_KNOWN, LAST_KNOWN = (0, 5, 12), (0, 5, 23)
 NOT_SETTINGS = frozenset({"--help", "--version"})
 _SPELLING = re.compile(r"(?:^|, )(-{1,2}[A-Za-z0-9][\w-]*)")
 _CHOICES = re.compile(r"\{([^{}]*)\}")
-_FLAG_LINE = re.compile(r"^ {1,8}(-.*)$")
+_FLAG_LINE = re.compile(r"^ {2}(-.*)$")
 
 
 class Takes(StrEnum):
