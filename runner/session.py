@@ -33,6 +33,7 @@ from runner.record.tracking import Tracker
 from runner.search.storage import move_study
 from runner.search.study import Search
 from runner.settings import StudySettings
+from runner.sharing import Sharing
 from runner.trial import Outcome
 from runner.tune import Study, tune
 
@@ -67,7 +68,8 @@ def run_session(request: SessionRequest) -> int:
         uri = settings.tracking_uri or store.mlflow_uri
         tracker = BackgroundTracker(lambda: Tracker(uri, store, settings))
         launches = HeldLaunch(lambda: open_machine(request, store, view), store, view)
-        study = Study(settings, store, search, tracker, launches, view)
+        sharing = Sharing(settings, store)
+        study = Study(settings, store, search, tracker, launches, view, sharing)
         with interruptible(launches, store, request.command):
             drive(study, request.command)
         search.close()
