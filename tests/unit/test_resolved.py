@@ -50,6 +50,6 @@ def test_without_a_pipeline_there_is_no_cap_to_compare() -> None:
 def test_words() -> None:
     found = differences({"attention_backend": "fa3"}, {**RUNS, "cuda_graph": False})
     assert difference_words(found) == [
-        "cuda_graph true was asked for, false runs",
+        "decode CUDA graphs are off, though nobody switched them off",
         "attention_backend fa3 was asked for, triton runs",
     ]
