@@ -68,15 +68,10 @@ def run_session(request: SessionRequest) -> int:
         search = open_search(store, settings)
         uri = settings.tracking_uri or store.mlflow_uri
         tracker = BackgroundTracker(lambda: Tracker(uri, store, settings))
-<<<<<<< HEAD
-        launches = HeldLaunch(lambda: open_machine(request, store, view), store, view)
-        sharing = Sharing(settings, store)
-        study = Study(settings, store, search, tracker, launches, view, sharing)
-=======
         clock = Clock(settings.engine.time_scale)
         launches = HeldLaunch(lambda: open_machine(request, store, view), store, view, clock)
-        study = Study(settings, store, search, tracker, launches, view)
->>>>>>> main
+        sharing = Sharing(settings, store)
+        study = Study(settings, store, search, tracker, launches, view, sharing)
         with interruptible(launches, store, request.command):
             drive(study, request.command)
         search.close()

@@ -175,7 +175,7 @@ def shared_result(
         retry_of=identity.retry_of,
         repeat_of=identity.repeat_of,
         spec_hash=identity.spec_hash,
-        timing_s={},
+        timing_s={"measured": 0.0},
         differences=differences(asked, original.resolved),
         shares=original.number,
     )

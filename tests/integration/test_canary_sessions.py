@@ -15,6 +15,7 @@ from unittest.mock import create_autospec, patch
 import pytest
 
 from runner.canary import CanaryState, GreedyOutput
+from runner.clock import Clock
 from runner.cluster.executor import Executor, LaunchReport, OnSight, RunningLaunch
 from runner.config import dump, parse_study
 from runner.engines.simulated import SimulatedServers
@@ -137,7 +138,7 @@ class Sessions:
                 (store.folder / "optuna.db").write_bytes(empty_database())
             search = Search(settings, store.optuna_url)
             executor = SayingExecutor(settings, self.breaks, self.calls)
-            launches = HeldLaunch(lambda: _as_executor(executor), store, view)
+            launches = HeldLaunch(lambda: _as_executor(executor), store, view, Clock())
             tracker = create_autospec(BackgroundTracker, instance=True)
             with closing(search), suppress(Interrupted), closing(launches):
                 sharing = Sharing(settings, store)
@@ -145,9 +146,9 @@ class Sessions:
         return view.seen
 
     def results(self) -> list[TrialResult]:
-        """All results, launches aside."""
+        """All results, launches and what they took aside."""
         store = StudyStore(self.folder, str(self.document["name"]))
-        return [replace(result, launch=None) for result in store.results()]
+        return [replace(result, launch=None, timing_s={}) for result in store.results()]
 
 
 def _as_executor(executor: SayingExecutor) -> Executor:
