@@ -5,6 +5,7 @@ The servers are simulated ones that also say tokens and tell what they resolved 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -148,7 +149,20 @@ class Sessions:
     def results(self) -> list[TrialResult]:
         """All results, launches and what they took aside."""
         store = StudyStore(self.folder, str(self.document["name"]))
-        return [replace(result, launch=None, timing_s={}) for result in store.results()]
+        return [without_launches(result) for result in store.results()]
+
+
+def without_launches(result: TrialResult) -> TrialResult:
+    """A result without the numbers of launches, of which a study that was cut off needs more."""
+
+    def neutral(words: str | None) -> str | None:
+        return words and re.sub(r"launch \d+", "launch", words)
+
+    canary = result.canary
+    if canary is not None:
+        canary = replace(canary, difference=neutral(canary.difference))
+    reason = neutral(result.reason)
+    return replace(result, launch=None, timing_s={}, reason=reason, canary=canary)
 
 
 def _as_executor(executor: SayingExecutor) -> Executor:

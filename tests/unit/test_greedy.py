@@ -32,6 +32,7 @@ def test_versions_without_output_ids_tell_the_ids_with_the_log_probabilities() -
         {},
         {"output_top_logprobs": None},
         {"output_top_logprobs": [None, []]},
+        {"output_top_logprobs": [[[-0.5, 7, None], [float("-inf"), 4, None]]]},
         {"output_top_logprobs": [[[-0.5, 7, None]], [["x", 9], 3]]},
     ],
 )

@@ -6,6 +6,7 @@ pipeline would take them all into one slot, and what goes wrong between slots wo
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -54,7 +55,8 @@ def _lead(token: int, place: int, rivals: Sequence[object]) -> float | None:
     known = [(float(p), i) for p, i in pairs if isinstance(p, int | float)]
     own = [value for value, other in known if other == token]
     others = [value for value, other in known if other != token]
-    return own[0] - max(others) if own and others else None
+    lead = own[0] - max(others) if own and others else math.nan
+    return lead if math.isfinite(lead) else None
 
 
 def _pair(entry: object) -> tuple[object, object]:

@@ -41,10 +41,11 @@ def lasting_state(info: Mapping[str, object], server_args: Params) -> dict[str, 
     asked_only = SETTLED_LATER | (IN_GRAPH_CONFIG if "cuda_graph_config" in info else frozenset())
     left_out = OF_ONE_START | asked_only
     resolved = resolved_params(info, server_args)
+    told = resolved.keys() | info.keys()
     return {
         "args": {name: value for name, value in info.items() if name not in left_out},
         "max_running_requests": resolved.get("max_running_requests"),
-        "untold": {name: value for name, value in server_args.items() if name not in resolved},
+        "untold": {name: value for name, value in server_args.items() if name not in told},
     }
 
 
