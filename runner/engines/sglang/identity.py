@@ -14,7 +14,8 @@ from runner.trial import Params
 
 OF_ONE_START = frozenset(
     (
-        *("host", "port", "nccl_port", "dist_init_addr", "base_gpu_id", "random_seed"),
+        *("host", "port", "nccl_port", "grpc_port", "dist_init_addr", "base_gpu_id", "random_seed"),
+        *("engine_info_bootstrap_port", "kv_events", "kv_event_sources"),
         *("launch_command", "status", "startup_time", "internal_states"),
         *("max_total_num_tokens", "max_req_input_len", "api_key", "admin_api_key", "ssl_keyfile"),
         *("log_level", "log_level_http", "log_requests", "log_requests_level", "show_time_cost"),
