@@ -7,14 +7,13 @@ from pathlib import Path
 
 from runner.clock import Clock
 from runner.engines.sglang.replica import ServerProgram
+from runner.engines.sglang.start_limits import PHASE_LIMITS, with_allowance
 from runner.errors import ConfigError
 from runner.machine.profile import load_profile
 from runner.measure.power import GpuSensor
 from runner.settings import EngineSettings, StudySettings
 from runner.trial import EngineKind
 
-START_DEADLINE_S = 1800.0
-STALL_LIMIT_S = 600.0
 # Time that no scale shortens: an emulated server's own start, on a busy machine.
 WALL_ALLOWANCE_S = 60.0
 
@@ -28,8 +27,7 @@ def program_for(settings: StudySettings, machine_folder: Path) -> ServerProgram:
         argv=_argv(engine, machine_folder),
         env=dict(engine.env),
         clock=clock,
-        start_deadline_s=START_DEADLINE_S + allowance_s,
-        stall_limit_s=STALL_LIMIT_S + allowance_s,
+        limits=with_allowance(PHASE_LIMITS, allowance_s),
     )
 
 

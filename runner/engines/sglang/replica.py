@@ -13,6 +13,7 @@ from runner.engines.lease import Driver, Lease, boot_id
 from runner.engines.processes import START_VARIABLE, ProcessGroup
 from runner.engines.sglang.flags import environment, render
 from runner.engines.sglang.process import Command, inherited_environment
+from runner.engines.sglang.start_limits import PHASE_LIMITS, PhaseLimit
 from runner.trial import Params
 
 HOST = "127.0.0.1"
@@ -20,16 +21,12 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class ServerProgram:
-    """How servers are started, and how long each step may take (seconds of `clock`).
-
-    `stall_limit_s`: a start that long without a log line and without CPU use hangs.
-    """
+    """How servers are started, and how long each step may take (seconds of `clock`)."""
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     clock: Clock
-    start_deadline_s: float
-    stall_limit_s: float = 600.0
+    limits: Mapping[str, PhaseLimit] = field(default_factory=lambda: PHASE_LIMITS)
     drain_deadline_s: float = 60.0
     stop_grace_s: float = 25.0
 
