@@ -80,10 +80,12 @@ def open_machine(request: SessionRequest, store: StudyStore, view: View) -> Exec
 
     The GPUs once per study, the load generators once per start of the machine.
 
-    Raises StudyError when the study asks for power that its GPUs do not tell.
+    Raises StudyError when others use the study's GPUs, or when it asks for power that they do
+    not tell.
     """
     executor = request.open_executor(request.settings, store)
     try:
+        executor.check_gpus()
         idle = store.read_idle()
         if idle is None:
             idle = executor.idle_gpus()

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from runner.clock import Clock
+from runner.engines.sglang.jit_cache import cache_folder, driver_version, sglang_version
 from runner.engines.sglang.replica import ServerProgram
 from runner.engines.sglang.start_limits import PHASE_LIMITS, with_allowance
 from runner.errors import ConfigError
 from runner.machine.profile import load_profile
-from runner.measure.power import GpuSensor
+from runner.measure.power import GpuIdentity, GpuSensor
 from runner.settings import EngineSettings, StudySettings
 from runner.trial import EngineKind
 
@@ -29,6 +33,24 @@ def program_for(settings: StudySettings, machine_folder: Path) -> ServerProgram:
         clock=clock,
         limits=with_allowance(PHASE_LIMITS, allowance_s),
     )
+
+
+def with_cache(
+    program: ServerProgram, settings: StudySettings, gpus: Sequence[GpuIdentity]
+) -> ServerProgram:
+    """The program with a place for what its servers compile on these GPUs, for later servers too.
+
+    As it was where the servers are not SGLang's, where the user has said where, and where the
+    environment has no SGLang: such a start fails and says why.
+    """
+    if settings.engine.kind is not EngineKind.SGLANG or not gpus:
+        return program
+    environment = {**os.environ, **program.env}
+    version = sglang_version(program.argv[0])
+    if version is None:
+        return program
+    folder = cache_folder(version, gpus[0].name, driver_version(), environment)
+    return replace(program, cache_folder=folder)
 
 
 def sensor_for(settings: StudySettings, machine_folder: Path) -> GpuSensor:

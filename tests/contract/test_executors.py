@@ -10,7 +10,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runner.cluster.executor import Executor, LoadSight, RunningLaunch, StartSight
+from runner.cluster.executor import Executor, RunningLaunch
 from runner.cluster.inline import InlineExecutor
 from runner.engines.emulator.gpu import plant_power_offset
 from runner.engines.lease import read_leases
@@ -67,7 +67,7 @@ def spec_of(params: Params, number: int) -> LaunchSpec:
     return LaunchSpec(number, plan.key, plan.server_args, plan.replicas, plan.gpus_per_replica)
 
 
-def ignore(_: LoadSight | StartSight) -> None:
+def ignore(_: object) -> None:
     """Nobody looks."""
 
 

@@ -237,7 +237,7 @@ def test_a_program_that_is_not_there_is_named(make_server: MakeServer) -> None:
 
 def test_a_quiet_start_is_a_hang(make_server: MakeServer, tmp_path: Path) -> None:
     server = make_server("hang=1", program=limited("init", PhaseLimit(6000.0, 10.0)))
-    with pytest.raises(ServerFailed, match="in phase init, .* neither logged nor computed nor "):
+    with pytest.raises(ServerFailed, match=r"in phase init, .* neither logged nor computed nor "):
         server.start()
     assert read_leases(tmp_path / "leases").leases == ()
 
@@ -280,7 +280,7 @@ def test_a_start_that_works_is_not_stalled(
 ) -> None:
     (tmp_path / "said").write_text(LOADING)
     program = limited("load_weights", PhaseLimit(35.0, 15.0))
-    with pytest.raises(ServerFailed, match="phase load_weights has taken .* at most 35 s"):
+    with pytest.raises(ServerFailed, match=r"phase load_weights has taken .* at most 35 s"):
         make_server(f"stall={tmp_path / 'said'}", f"busy={busy}", program=program).start()
 
 

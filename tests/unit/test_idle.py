@@ -126,6 +126,9 @@ class FakeExecutor:
         self.reads = 0
         self.is_closed = False
 
+    def check_gpus(self) -> None:
+        """They are free."""
+
     def idle_gpus(self) -> tuple[IdleGpu, ...]:
         self.reads += 1
         return self.gpus

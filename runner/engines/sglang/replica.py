@@ -12,6 +12,7 @@ from runner.clock import Clock
 from runner.engines.lease import Driver, Lease, boot_id
 from runner.engines.processes import START_VARIABLE, ProcessGroup
 from runner.engines.sglang.flags import environment, render
+from runner.engines.sglang.jit_cache import cache_environment
 from runner.engines.sglang.process import Command, inherited_environment
 from runner.engines.sglang.start_limits import PHASE_LIMITS, PhaseLimit
 from runner.trial import Params
@@ -21,11 +22,15 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True, slots=True)
 class ServerProgram:
-    """How servers are started, and how long each step may take (seconds of `clock`)."""
+    """How servers are started, and how long each step may take (seconds of `clock`).
+
+    `cache_folder`: where they keep what they compile; None: they have a place of their own.
+    """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     clock: Clock
+    cache_folder: Path | None = None
     limits: Mapping[str, PhaseLimit] = field(default_factory=lambda: PHASE_LIMITS)
     drain_deadline_s: float = 60.0
     stop_grace_s: float = 25.0
@@ -92,8 +97,12 @@ def lease_of(spec: ReplicaSpec, group: ProcessGroup, port: int) -> Lease:
 
 
 def _own_environment(spec: ReplicaSpec) -> dict[str, str]:
+    program = spec.program
+    given = {**inherited_environment(), **program.env}
+    folder = program.cache_folder
     return {
-        **spec.program.env,
+        **({} if folder is None else cache_environment(folder, given)),
+        **program.env,
         **environment(spec.server_args),
         "CUDA_VISIBLE_DEVICES": spec.visible_devices,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",

@@ -9,13 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runner.engines.lease import Lease, remove_lease, write_lease
 from runner.engines.ports import HeldPorts, hold_ports
 from runner.engines.processes import ProcessGroup, ProcessId
 from runner.engines.sglang.control import Control
 from runner.engines.sglang.flags import internal_states, resolved_params
+from runner.engines.sglang.jit_cache import hold_cache
 from runner.engines.sglang.link import Link, PortTakenError
 from runner.engines.sglang.logs import LogReader
 from runner.engines.sglang.process import Command, ServerProcess, spawn
@@ -185,6 +186,9 @@ class Server:
             ports = self._hold(2)
             undo.callback(ports.release)
             command = command_of(self._spec, attempt, *ports.numbers)
+            cache = self._spec.program.cache_folder
+            if cache is not None:
+                command = replace(command, keep_fds=(undo.enter_context(hold_cache(cache)),))
             process = self._spawn(command, ports.numbers[0], undo)
             log = LogReader(self._spec.log_path, process.log_start_bytes)
             link = Link(process, log, self._clock, self._stop)

@@ -1,4 +1,4 @@
-"""How long each phase of a server's start may take: the one table, and what a study changes in it."""
+"""How long each phase of a start may take: the one table, and what a study changes in it."""
 
 from __future__ import annotations
 
