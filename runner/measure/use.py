@@ -70,11 +70,11 @@ def _command(pid: int) -> str | None:
     """What a process was started with, its name if it hides that; None: there is none."""
     folder = _PROC / str(pid)
     try:
-        words = (folder / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        words = (folder / "cmdline").read_bytes().decode(errors="replace").replace("\0", " ")
         name = (folder / "comm").read_text(encoding="utf-8", errors="replace")
     except (FileNotFoundError, ProcessLookupError, PermissionError):
         return None
-    return (words.strip() or name.strip())[:COMMAND_CHARS]
+    return " ".join((words or name).split())[:COMMAND_CHARS]
 
 
 def _named(holder: GpuHolder) -> str:

@@ -22,6 +22,7 @@ from runner.clock import Clock
 from runner.engines.lease import end_orphans, read_leases
 from runner.engines.ports import HeldPorts, hold_ports
 from runner.engines.processes import identify, is_running
+from runner.engines.sglang.jit_cache import hold_cache
 from runner.engines.sglang.replica import ReplicaSpec, ServerProgram
 from runner.engines.sglang.server import Server
 from runner.engines.sglang.start_limits import PhaseLimit
@@ -138,6 +139,28 @@ def test_a_server_does_not_depend_on_who_starts_it(
     assert isinstance(names, list)
     assert {"HF_HOME", "SGLANG_CACHE_DIR"} <= set(names)
     assert not {"RAY_JOB_ID", "OMP_NUM_THREADS"} & set(names)
+
+
+def test_what_servers_compile_is_kept_and_its_locks_are_theirs(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "cache" / "jit" / "0.5.23-H200-570"
+    program = replace(PROGRAM, cache_folder=folder, env={"TRITON_CACHE_DIR": "/mine"})
+    lock = folder / "torch_extensions" / "op" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    server = make_server(program=program)
+    command = server.start().command
+    assert not lock.exists()
+    assert f"SGLANG_CACHE_DIR={folder} " in command
+    assert f"FLASHINFER_WORKSPACE_BASE={folder / 'flashinfer'} " in command
+    assert "TRITON_CACHE_DIR=/mine " in command
+    lock.touch()
+    with hold_cache(folder):
+        assert lock.exists()
+    server.stop()
+    with hold_cache(folder):
+        assert not lock.exists()
 
 
 def test_phases_add_up_to_the_start(make_server: MakeServer) -> None:
@@ -457,6 +480,7 @@ OWNER = """
 import sys, time
 from pathlib import Path
 from runner.clock import Clock
+from runner.engines.sglang.jit_cache import hold_cache
 from runner.engines.sglang.replica import ReplicaSpec, ServerProgram
 from runner.engines.sglang.server import Server
 folder = Path(sys.argv[1])

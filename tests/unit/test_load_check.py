@@ -47,6 +47,9 @@ class Machine:
     ) -> AbstractContextManager[RunningLaunch]:
         raise NotImplementedError
 
+    def check_gpus(self) -> None:
+        raise NotImplementedError
+
     def idle_gpus(self) -> tuple[IdleGpu, ...]:
         raise NotImplementedError
 
