@@ -46,7 +46,7 @@ def with_cache(
     if settings.engine.kind is not EngineKind.SGLANG or not gpus:
         return program
     environment = {**os.environ, **program.env}
-    version = sglang_version(program.argv[0])
+    version = sglang_version(program.argv[0], environment)
     if version is None:
         return program
     folder = cache_folder(version, gpus[0].name, driver_version(), environment)
@@ -62,6 +62,10 @@ def sensor_for(settings: StudySettings, machine_folder: Path) -> GpuSensor:
 
             create_machine(machine_folder, load_profile(_profile_name(settings.engine)))
             return EmulatedGpus(machine_folder, clock)
+        case EngineKind.SGLANG if settings.engine.has_own_devices:
+            from runner.measure.no_gpu import ProcessorSensor
+
+            return ProcessorSensor(settings.hardware.gpus, clock)
         case EngineKind.SGLANG:
             from runner.measure.power import NvmlSensor
 

@@ -166,9 +166,9 @@ def environment_with(tmp_path: Path, version: str) -> str:
 
 
 def test_the_version_is_that_of_the_servers_environment(tmp_path: Path) -> None:
-    assert sglang_version(environment_with(tmp_path, "0.5.23")) == "0.5.23"
-    assert sglang_version("/none/bin/python") is None
-    assert sglang_version("false") is None
+    assert sglang_version(environment_with(tmp_path, "0.5.23"), os.environ) == "0.5.23"
+    assert sglang_version("/none/bin/python", os.environ) is None
+    assert sglang_version("false", os.environ) is None
 
 
 def test_a_program_of_sglang_gets_a_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -37,11 +37,12 @@ _VERSION_WALL_S = 60.0
 _DRIVER_VERSION = Path("/sys/module/nvidia/version")
 
 
-def sglang_version(python: str) -> str | None:
-    """The version of SGLang in an environment, by its interpreter; None: it has none."""
+def sglang_version(python: str, environment: Mapping[str, str]) -> str | None:
+    """The version of SGLang that an interpreter finds in this environment; None: it finds none."""
     try:
         done = subprocess.run(
             [python, "-c", _VERSION_CODE],
+            env=dict(environment),
             capture_output=True,
             text=True,
             timeout=_VERSION_WALL_S,
