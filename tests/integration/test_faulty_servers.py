@@ -259,6 +259,18 @@ def test_a_server_that_hangs_under_load_is_found_in_time_and_ended(tmp_path: Pat
     machine.executor.close()
 
 
+def test_a_death_under_load_has_the_servers_own_reason_and_leaves_nothing(tmp_path: Path) -> None:
+    machine = Launcher(tmp_path, wanted=1, gpus=1)
+    (plan, *_) = rung_plans(machine.settings, 0)
+    dying = machine.launch(fault="die-after-requests:3")
+    with pytest.raises(ServerFailed, match=r"the server died: .*: died after 3 req") as error:
+        drive(dying, replace(plan, max_window_s=1e6))
+    assert error.value.log_path == str(tmp_path / "launch-1" / "replica-0.log")
+    assert read_leases(tmp_path / "leases").leases == ()
+    machine.executor.check_gpus()
+    machine.executor.close()
+
+
 def drive(launch: AbstractContextManager[RunningLaunch], plan: LoadPlan) -> LoadRun:
     with launch as servers:
         return servers.run_load(plan)
