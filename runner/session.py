@@ -34,6 +34,7 @@ from runner.record.tracking import Tracker
 from runner.search.storage import move_study
 from runner.search.study import Search
 from runner.settings import StudySettings
+from runner.sharing import Sharing
 from runner.trial import Outcome
 from runner.tune import Study, tune
 
@@ -69,7 +70,8 @@ def run_session(request: SessionRequest) -> int:
         tracker = BackgroundTracker(lambda: Tracker(uri, store, settings))
         clock = Clock(settings.engine.time_scale)
         launches = HeldLaunch(lambda: open_machine(request, store, view), store, view, clock)
-        study = Study(settings, store, search, tracker, launches, view)
+        sharing = Sharing(settings, store)
+        study = Study(settings, store, search, tracker, launches, view, sharing)
         with interruptible(launches, store, request.command):
             drive(study, request.command)
         search.close()

@@ -9,6 +9,7 @@ Run as a program; `--fake KEY=VALUE` makes it misbehave:
     bark=FILE          as SGLang's watchdog: FILE goes to the log line by line, then exit -9
     sick=1             /health answers 503 for ever
     mute=1             /generate is accepted and never answered
+    strict=1           /generate refuses to tell log-probabilities
     ghosts=N           N requests survive, one is given up at each /flush_cache
     deaf=1             the cap is never changed
     keeper=1           a wrapper runs the server, and starts it again when it dies
@@ -87,10 +88,7 @@ class FakeSglang:
             case "/server_info":
                 return 200, self.info()
             case "/generate":
-                while "mute" in self.fake:
-                    time.sleep(1)
-                wanted = body["sampling_params"]["max_new_tokens"]
-                return 200, {"output_ids": [1], "meta_info": {"completion_tokens": wanted}}
+                return self.generate(body)
             case "/set_internal_state":
                 asked = body["server_args"]["pp_max_micro_batch_size"]
                 if 1 <= asked <= self.limit and "deaf" not in self.fake:
@@ -106,6 +104,15 @@ class FakeSglang:
                 return 200, {}
             case _:
                 return 404, {"detail": "Not Found"}
+
+    def generate(self, body: dict[str, Any]) -> tuple[int, object]:
+        while "mute" in self.fake:
+            time.sleep(1)
+        if "strict" in self.fake and "return_logprob" in body:
+            return 400, {"error": {"message": "return_logprob is not supported"}}
+        wanted = body["sampling_params"]["max_new_tokens"]
+        ids = [body["input_ids"][0]] * wanted
+        return 200, {"output_ids": ids, "meta_info": {"completion_tokens": wanted}}
 
     def info(self) -> dict[str, object]:
         return {
@@ -147,6 +154,7 @@ def serve(server: FakeSglang) -> None:
     class Listener(ThreadingHTTPServer):
         allow_reuse_address = "kept" in server.fake
         daemon_threads = True
+        request_queue_size = 64
 
     port = int(server.flags["port"])
     try:

@@ -26,7 +26,7 @@ from runner.measure.idle import IdleGpu
 from runner.measure.power import GpuIdentity
 from runner.measure.use import GpuUse
 from runner.settings import StudySettings
-from runner.trial import LaunchSpec, LoadPlan, LoadRun, Params, PowerSample
+from runner.trial import GreedyOutput, LaunchSpec, LoadPlan, LoadRun, Params, PowerSample
 
 THREADS = 4
 
@@ -73,6 +73,10 @@ class ServerActor:
     def set_live(self, live: Params) -> Params:
         """See Server.set_live."""
         return self._current().set_live(live)
+
+    def greedy_outputs(self) -> tuple[GreedyOutput, ...]:
+        """See Server.greedy_outputs."""
+        return self._current().greedy_outputs()
 
     def drain(self) -> None:
         """See Server.drain."""

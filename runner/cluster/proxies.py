@@ -18,7 +18,7 @@ from runner.load.self_check import LoadCheck
 from runner.measure.idle import IdleGpu
 from runner.measure.power import GpuIdentity
 from runner.measure.use import GpuUse
-from runner.trial import LoadPlan, LoadRun, Params, PowerSample
+from runner.trial import GreedyOutput, LoadPlan, LoadRun, Params, PowerSample
 
 
 def result_of(reference: Any) -> Any:  # noqa: ANN401 - Ray's references are untyped
@@ -68,6 +68,9 @@ class ReplicaProxy:
 
     def set_live(self, live: Params) -> Params:
         return cast("Params", result_of(self._actor.set_live.remote(dict(live))))
+
+    def greedy_outputs(self) -> tuple[GreedyOutput, ...]:
+        return cast("tuple[GreedyOutput, ...]", result_of(self._actor.greedy_outputs.remote()))
 
     def drain(self) -> None:
         result_of(self._actor.drain.remote())
@@ -150,6 +153,9 @@ class SimulatedProxy:
 
     def set_live(self, live: Params) -> Params:
         return cast("Params", result_of(self._actor.set_live.remote(dict(live))))
+
+    def greedy_outputs(self) -> tuple[tuple[GreedyOutput, ...], ...]:
+        return ()
 
     def run_load(self, plan: LoadPlan) -> LoadRun:
         return cast("LoadRun", result_of(self._actor.run_load.remote(plan)))

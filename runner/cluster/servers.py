@@ -22,7 +22,7 @@ from runner.errors import ClusterLost, Interrupted, LoadFailed
 from runner.load.client import Target
 from runner.load.generator import merge_runs
 from runner.load.self_check import LoadCheck
-from runner.trial import LoadPlan, LoadRun, Params, PowerSample
+from runner.trial import GreedyOutput, LoadPlan, LoadRun, Params, PowerSample
 
 T = TypeVar("T")
 TICK_S = 0.5
@@ -117,6 +117,10 @@ class HttpServers:
         """Set the live parameters on every replica; all must resolve to the same values."""
         resolved = self._on_all(lambda replica: replica.set_live(live))
         return resolved[0]
+
+    def greedy_outputs(self) -> tuple[tuple[GreedyOutput, ...], ...]:
+        """What every replica says to the canary's prompts."""
+        return tuple(self._on_all(lambda replica: replica.greedy_outputs()))
 
     def run_load(self, plan: LoadPlan) -> LoadRun:
         """Drive the plan with as many generators as its concurrency is worth."""

@@ -166,7 +166,8 @@ class Tracker:
         return run_id
 
     def _times(self, result: TrialResult) -> TrialTimes:
-        spec = self._store.read_spec(result.number)
+        source = result.number if result.shares is None else result.shares
+        spec = self._store.read_spec(source)  # readings of a clock are of the one that measured
         path = self._store.trial_folder(result.number) / "result.json"
         finished_s = path.stat().st_mtime if path.exists() else time.time()
         return TrialTimes(None if spec is None else spec.anchor, finished_s)

@@ -18,6 +18,7 @@ from typing import Protocol
 import psutil
 import pytest
 
+from runner.canary import PROMPTS, TOKENS
 from runner.clock import Clock
 from runner.engines.lease import end_orphans, read_leases
 from runner.engines.ports import HeldPorts, hold_ports
@@ -27,7 +28,7 @@ from runner.engines.sglang.replica import ReplicaSpec, ServerProgram
 from runner.engines.sglang.server import Server
 from runner.engines.sglang.start_limits import PhaseLimit
 from runner.errors import ClusterLost, Infeasible, Interrupted, ServerFailed
-from runner.trial import Params
+from runner.trial import GreedyOutput, Params
 
 TESTS = Path(__file__).parents[1]
 LOGS = TESTS / "data" / "server_logs"
@@ -205,6 +206,27 @@ def test_a_value_that_is_not_applied_is_infeasible_whatever_the_answer_was(
     server.start()
     with pytest.raises(Infeasible, match="kept pp_max_micro_batch_size 8; 4 was refused"):
         server.set_live({"pp_max_micro_batch_size": 4})
+
+
+@pytest.mark.parametrize("words", [(), ("strict=1",)])
+def test_greedy_outputs_are_asked_for_and_the_server_is_left_drained(
+    make_server: MakeServer, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    server = make_server(*words)
+    server.start()
+    outputs = server.greedy_outputs()
+    firsts = [prompt[0] for prompt in PROMPTS]
+    assert outputs == tuple(GreedyOutput((first,) * TOKENS, (None,) * TOKENS) for first in firsts)
+    assert "abort_all" in log_text(tmp_path)
+
+
+def test_a_server_that_is_not_idle_after_its_greedy_outputs_failed(
+    make_server: MakeServer,
+) -> None:
+    server = make_server("ghosts=1000000", program=replace(PROGRAM, drain_deadline_s=1.0))
+    server.start()
+    with pytest.raises(ServerFailed, match="requests still run"):
+        server.greedy_outputs()
 
 
 def test_draining_waits_for_requests_that_survive_the_abort(

@@ -16,6 +16,7 @@ from runner.engines.ports import HeldPorts, hold_ports
 from runner.engines.processes import ProcessGroup, ProcessId
 from runner.engines.sglang.control import Control
 from runner.engines.sglang.flags import internal_states, resolved_params
+from runner.engines.sglang.greedy import greedy_outputs
 from runner.engines.sglang.jit_cache import hold_cache
 from runner.engines.sglang.link import Link, PortTakenError
 from runner.engines.sglang.logs import LogReader
@@ -26,7 +27,7 @@ from runner.engines.sglang.start_watch import StartWatch
 from runner.errors import ClusterLost, Infeasible, Interrupted, ServerFailed
 from runner.launch import as_int
 from runner.load.vocabulary import vocabulary_size
-from runner.trial import Params, ParamValue
+from runner.trial import GreedyOutput, Params, ParamValue
 
 PORT_TRIES = 4
 IDLE_PROOFS = 2  # empty once may be between two steps of the pipeline
@@ -143,6 +144,18 @@ class Server:
             if not running.link.ask(running.control.flush_cache):
                 raise running.link.failed("the server is busy right after it was drained")
             return self._resolved(info)
+
+    def greedy_outputs(self) -> tuple[GreedyOutput, ...]:
+        """Have the canary's prompts continued, then drain and empty the cache.
+
+        Raises ServerFailed when one is not answered, or the server is not idle afterwards.
+        """
+        with self._lock:
+            running = self._require_running()
+            url = running.control.url
+            outputs = running.link.ask(lambda: greedy_outputs(url, self._log_path, self._clock))
+            self.drain()
+            return outputs
 
     def drain(self) -> None:
         """Abort what runs or waits; returns when the server is proven idle."""
