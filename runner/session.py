@@ -86,8 +86,8 @@ def open_machine(request: SessionRequest, store: StudyStore, view: View) -> Exec
     The servers' flags each time, the GPUs once per study, the load generators once per start of
     the machine.
 
-    Raises ConfigError for a parameter that the servers do not have, StudyError when the study
-    asks for power that its GPUs do not tell.
+    Raises ConfigError for a parameter that the servers do not have, StudyError when others use the
+    study's GPUs, or when it asks for power that they do not tell.
     """
     executor = request.open_executor(request.settings, store)
     try:
@@ -96,6 +96,7 @@ def open_machine(request: SessionRequest, store: StudyStore, view: View) -> Exec
             check_parameters(request.settings, environment)
             if environment.note is not None:
                 view.handle(Note(environment.note))
+        executor.check_gpus()
         idle = store.read_idle()
         if idle is None:
             idle = executor.idle_gpus()

@@ -4,6 +4,9 @@ Run as a program; `--fake KEY=VALUE` makes it misbehave:
     log=FILE exit=N    write FILE to the log, then exit with code N (-9: kill itself)
     delay=SECONDS      open the port that late
     hang=1             never open the port
+    stall=FILE         write FILE to the log, then nothing more; never open the port
+    busy=cpu|read      while it stalls, compute, or read from a disk
+    bark=FILE          as SGLang's watchdog: FILE goes to the log line by line, then exit -9
     sick=1             /health answers 503 for ever
     mute=1             /generate is accepted and never answered
     strict=1           /generate refuses to tell log-probabilities
@@ -20,6 +23,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -49,6 +53,22 @@ def die(path: str, code: int) -> None:
     if code < 0:
         os.kill(os.getpid(), -code)
     sys.exit(code)
+
+
+def bark(path: str) -> None:
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        sys.stderr.write(line + "\n")
+        time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stall(path: str, busy: str) -> None:
+    sys.stderr.write(Path(path).read_text(encoding="utf-8"))
+    while True:
+        if busy == "read":
+            Path(sys.executable).resolve().read_bytes()
+        elif not busy:
+            time.sleep(1)
 
 
 class FakeSglang:
@@ -145,7 +165,11 @@ def serve(server: FakeSglang) -> None:
             f"('127.0.0.1', {port}): address already in use"
         )
         sys.exit(1)
-    say("The server is fired up and ready to roll!")
+    say(f"INFO:     Uvicorn running on http://127.0.0.1:{port} (Press CTRL+C to quit)")
+    if "bark" in server.fake:
+        threading.Thread(target=bark, args=(server.fake["bark"],), daemon=True).start()
+    if "sick" not in server.fake:
+        say("The server is fired up and ready to roll!")
     listener.serve_forever()
 
 
@@ -161,6 +185,8 @@ def main() -> None:
     if "log" in fake:
         die(fake["log"], int(fake["exit"]))
     time.sleep(float(fake.get("delay", "0.1")))
+    if "stall" in fake:
+        stall(fake["stall"], fake.get("busy", ""))
     while "hang" in fake:
         time.sleep(1)
     say("Load weight begin. avail mem=1.00 GB")

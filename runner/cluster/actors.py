@@ -25,6 +25,7 @@ from runner.load.client import Target
 from runner.load.self_check import LoadCheck
 from runner.measure.idle import IdleGpu
 from runner.measure.power import GpuIdentity
+from runner.measure.use import GpuUse
 from runner.settings import EngineSettings, StudySettings
 from runner.trial import GreedyOutput, LaunchSpec, LoadPlan, LoadRun, Params, PowerSample
 
@@ -155,6 +156,10 @@ class MeterActor:
     def idle(self, gpus: tuple[GpuIdentity, ...]) -> tuple[IdleGpu, ...]:
         """See LocalMeter.idle."""
         return self._meter.idle(gpus)
+
+    def use(self, gpus: tuple[GpuIdentity, ...]) -> tuple[GpuUse, ...]:
+        """See LocalMeter.use."""
+        return self._meter.use(gpus)
 
     def begin(self, gpu_uuids: tuple[str, ...]) -> None:
         """See LocalMeter.begin."""

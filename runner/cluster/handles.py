@@ -16,6 +16,7 @@ from runner.load.generator import LoadGenerator, LoadProgress
 from runner.load.self_check import LoadCheck, check_generator
 from runner.measure.idle import IdleGpu, read_idle
 from runner.measure.power import GpuIdentity, GpuSensor, PowerMeter
+from runner.measure.use import GpuUse, read_use
 from runner.trial import GreedyOutput, LoadPlan, LoadRun, Params, PowerSample
 
 SensorFactory: TypeAlias = Callable[[], GpuSensor]
@@ -50,6 +51,7 @@ class MeterHandle(Protocol):
 
     def gpus(self) -> tuple[GpuIdentity, ...]: ...
     def idle(self, gpus: tuple[GpuIdentity, ...]) -> tuple[IdleGpu, ...]: ...
+    def use(self, gpus: tuple[GpuIdentity, ...]) -> tuple[GpuUse, ...]: ...
     def begin(self, gpu_uuids: tuple[str, ...]) -> None: ...
     def expect(self, groups: tuple[int, ...]) -> None: ...
     def end(self) -> None: ...
@@ -101,6 +103,10 @@ class LocalMeter:
     def idle(self, gpus: tuple[GpuIdentity, ...]) -> tuple[IdleGpu, ...]:
         """What these GPUs draw now, read for a few seconds."""
         return read_idle(self._sensor, gpus, self._clock)
+
+    def use(self, gpus: tuple[GpuIdentity, ...]) -> tuple[GpuUse, ...]:
+        """Who uses these GPUs now."""
+        return read_use(self._sensor, gpus)
 
     def begin(self, gpu_uuids: tuple[str, ...]) -> None:
         """Start sampling these GPUs."""

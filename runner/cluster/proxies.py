@@ -17,6 +17,7 @@ from runner.load.client import Target
 from runner.load.self_check import LoadCheck
 from runner.measure.idle import IdleGpu
 from runner.measure.power import GpuIdentity
+from runner.measure.use import GpuUse
 from runner.trial import GreedyOutput, LoadPlan, LoadRun, Params, PowerSample
 
 
@@ -114,6 +115,9 @@ class MeterProxy:
 
     def idle(self, gpus: tuple[GpuIdentity, ...]) -> tuple[IdleGpu, ...]:
         return cast("tuple[IdleGpu, ...]", result_of(self._actor.idle.remote(gpus)))
+
+    def use(self, gpus: tuple[GpuIdentity, ...]) -> tuple[GpuUse, ...]:
+        return cast("tuple[GpuUse, ...]", result_of(self._actor.use.remote(gpus)))
 
     def begin(self, gpu_uuids: tuple[str, ...]) -> None:
         result_of(self._actor.begin.remote(gpu_uuids))

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from runner.clock import Clock
 from runner.engines.sglang.environment import ServerEnvironment
 from runner.engines.sglang.installation import read_installed
+from runner.engines.sglang.jit_cache import cache_folder, driver_version
 from runner.engines.sglang.replica import ServerProgram
+from runner.engines.sglang.start_limits import PHASE_LIMITS, with_allowance
 from runner.errors import ConfigError
 from runner.machine.profile import load_profile
-from runner.measure.power import GpuSensor
+from runner.measure.power import GpuIdentity, GpuSensor
 from runner.settings import EngineSettings, StudySettings
 from runner.trial import EngineKind
 
-START_DEADLINE_S = 1800.0
-STALL_LIMIT_S = 600.0
 # Time that no scale shortens: an emulated server's own start, on a busy machine.
 WALL_ALLOWANCE_S = 60.0
 
@@ -49,9 +52,23 @@ def program_for(
         env=dict(engine.env),
         clock=clock,
         environment=environment,
-        start_deadline_s=START_DEADLINE_S + allowance_s,
-        stall_limit_s=STALL_LIMIT_S + allowance_s,
+        limits=with_allowance(PHASE_LIMITS, allowance_s),
     )
+
+
+def with_cache(
+    program: ServerProgram, settings: StudySettings, gpus: Sequence[GpuIdentity]
+) -> ServerProgram:
+    """The program with a place for what its servers compile on these GPUs, for later servers too.
+
+    As it was where the servers are not SGLang's, and where the user has said where.
+    """
+    if settings.engine.kind is not EngineKind.SGLANG or not gpus:
+        return program
+    environment = {**os.environ, **program.env}
+    version = program.environment.version
+    folder = cache_folder(version, gpus[0].name, driver_version(), environment)
+    return replace(program, cache_folder=folder)
 
 
 def sensor_for(settings: StudySettings, machine_folder: Path) -> GpuSensor:

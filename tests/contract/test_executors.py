@@ -10,12 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runner.cluster.executor import Executor, LoadSight, RunningLaunch, StartSight
+from runner.cluster.executor import Executor, RunningLaunch
 from runner.cluster.inline import InlineExecutor
 from runner.engines.emulator.flags import emulated_environment
-from runner.engines.emulator.gpu import plant_power_offset
+from runner.engines.emulator.gpu import GpuWriter, plant_power_offset
 from runner.engines.lease import read_leases
-from runner.errors import ClusterLost, Infeasible, Interrupted, ServerFailed
+from runner.errors import ClusterLost, Infeasible, Interrupted, ServerFailed, StudyError
 from runner.launch import plan_launch
 from runner.measure.energy import energy_over
 from runner.plans import rung_plans, warmup_plan
@@ -68,7 +68,7 @@ def spec_of(params: Params, number: int) -> LaunchSpec:
     return LaunchSpec(number, plan.key, plan.server_args, plan.replicas, plan.gpus_per_replica)
 
 
-def ignore(_: LoadSight | StartSight) -> None:
+def ignore(_: object) -> None:
     """Nobody looks."""
 
 
@@ -186,6 +186,23 @@ def test_a_dead_server_is_noticed(executor: Executor, home: Path, tmp_path: Path
         psutil.Process(read_leases(home / "leases").leases[0].pid).kill()
         with pytest.raises(ServerFailed):
             keep_checking(servers)
+
+
+def test_gpus_that_others_use_are_refused(executor: Executor, home: Path, tmp_path: Path) -> None:
+    other = GpuWriter(home / "machine", 1)
+    other.hold(4 << 30)
+    try:
+        with pytest.raises(StudyError, match=r"GPU 1 .*: 4\.0 GiB in use, by process \d+ \("):
+            executor.check_gpus()
+        with (
+            pytest.raises(StudyError, match="run the same command again"),
+            executor.launch(spec_of(ONE_SERVER, 11), tmp_path, ignore),
+        ):
+            pytest.fail("it was launched beside a stranger")
+    finally:
+        other.leave()
+    executor.check_gpus()
+    assert read_leases(home / "leases").leases == ()
 
 
 @pytest.mark.ray

@@ -131,10 +131,15 @@ class FakeExecutor:
     def __init__(self, gpus: tuple[IdleGpu, ...]) -> None:
         self.gpus = gpus
         self.reads = 0
+        self.refusal: StudyError | None = None
         self.is_closed = False
 
     def server_environment(self) -> None:
         """Its servers have no flags."""
+
+    def check_gpus(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
 
     def idle_gpus(self) -> tuple[IdleGpu, ...]:
         self.reads += 1
@@ -168,4 +173,14 @@ def test_a_study_on_power_that_is_not_told_ends_before_its_first_launch(tmp_path
     objective = replace(make_settings().objectives[0], metric="tokens_per_joule")
     with pytest.raises(StudyError, match="is unavailable"):
         open_on(executor, store, make_settings(objectives=(objective,)))
+    assert executor.is_closed
+
+
+def test_gpus_that_others_use_end_it_before_their_idle_power_is_believed(tmp_path: Path) -> None:
+    store, executor = StudyStore(tmp_path, "demo"), FakeExecutor((SEES,))
+    executor.refusal = StudyError("process 41 uses GPU 0")
+    with pytest.raises(StudyError, match="process 41 uses GPU 0"):
+        open_on(executor, store, make_settings())
+    assert executor.reads == 0
+    assert store.read_idle() is None
     assert executor.is_closed

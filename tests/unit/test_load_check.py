@@ -51,6 +51,9 @@ class Machine:
     def server_environment(self) -> ServerEnvironment | None:
         raise AssertionError
 
+    def check_gpus(self) -> None:
+        raise NotImplementedError
+
     def idle_gpus(self) -> tuple[IdleGpu, ...]:
         raise NotImplementedError
 

@@ -13,7 +13,9 @@ from runner.engines.lease import Driver, Lease, boot_id
 from runner.engines.processes import START_VARIABLE, ProcessGroup
 from runner.engines.sglang.environment import ServerEnvironment
 from runner.engines.sglang.flags import render, variables
+from runner.engines.sglang.jit_cache import cache_environment
 from runner.engines.sglang.process import Command, inherited_environment
+from runner.engines.sglang.start_limits import PHASE_LIMITS, PhaseLimit
 from runner.trial import Params
 
 HOST = "127.0.0.1"
@@ -23,16 +25,16 @@ HOST = "127.0.0.1"
 class ServerProgram:
     """How servers are started, and how long each step may take (seconds of `clock`).
 
-    `environment` is what the program offers; `stall_limit_s`: a start that long without a log
-    line and without CPU use hangs.
+    `environment` is what the program offers; `cache_folder`: where they keep what they compile;
+    None: they have a place of their own.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     clock: Clock
     environment: ServerEnvironment
-    start_deadline_s: float
-    stall_limit_s: float = 600.0
+    cache_folder: Path | None = None
+    limits: Mapping[str, PhaseLimit] = field(default_factory=lambda: PHASE_LIMITS)
     drain_deadline_s: float = 60.0
     stop_grace_s: float = 25.0
 
@@ -102,8 +104,12 @@ def lease_of(spec: ReplicaSpec, group: ProcessGroup, port: int) -> Lease:
 
 
 def _own_environment(spec: ReplicaSpec) -> dict[str, str]:
+    program = spec.program
+    given = {**inherited_environment(), **program.env}
+    folder = program.cache_folder
     return {
-        **spec.program.env,
+        **({} if folder is None else cache_environment(folder, given)),
+        **program.env,
         **variables(spec.server_args),
         "CUDA_VISIBLE_DEVICES": spec.visible_devices,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
