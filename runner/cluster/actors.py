@@ -25,7 +25,7 @@ from runner.load.self_check import LoadCheck
 from runner.measure.idle import IdleGpu
 from runner.measure.power import GpuIdentity
 from runner.settings import StudySettings
-from runner.trial import LaunchSpec, LoadPlan, LoadRun, Params, PowerSample
+from runner.trial import BatchSample, LaunchSpec, LoadPlan, LoadRun, Params, PowerSample
 
 THREADS = 4
 
@@ -76,6 +76,10 @@ class ServerActor:
     def drain(self) -> None:
         """See Server.drain."""
         self._current().drain()
+
+    def batches(self, start_s: float, end_s: float) -> tuple[BatchSample, ...]:
+        """See Server.batches."""
+        return self._current().batches(start_s, end_s)
 
     def check_alive(self) -> None:
         """See Server.check_alive."""
@@ -171,6 +175,10 @@ class SimulatedActor:
     def read_power(self, start_s: float, end_s: float) -> tuple[PowerSample, ...]:
         """See SimulatedServers.read_power."""
         return self._servers.read_power(start_s, end_s)
+
+    def read_batches(self, start_s: float, end_s: float) -> tuple[BatchSample, ...]:
+        """See SimulatedServers.read_batches."""
+        return self._servers.read_batches(start_s, end_s)
 
     def describe(self) -> tuple[dict[str, float], dict[str, object], float]:
         """Phase times, server info and the virtual time."""

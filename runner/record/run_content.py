@@ -49,6 +49,15 @@ RUNG_METRICS = (
     "tokens_per_joule",
     "joules_per_request",
 )
+EVIDENCE_METRICS = (
+    "graph_share",
+    "batch_mean",
+    "batch_max",
+    "queue_mean",
+    "queue_max",
+    "kv_usage_max",
+    "retractions",
+)
 LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
 PERCENTILES = ("mean", "p50", "p90", "p99")
 
@@ -157,8 +166,9 @@ def objective_name(index: int) -> str:
 
 def rung_values(rung: RungResult) -> Iterator[tuple[str, float]]:
     """The metrics of a rung that were measured."""
-    for name in RUNG_METRICS:
-        value = getattr(rung, name)
+    measured = [(name, getattr(rung, name)) for name in RUNG_METRICS]
+    told = [(name, getattr(rung.evidence, name)) for name in EVIDENCE_METRICS]
+    for name, value in (*measured, *told):
         if value is not None:
             yield name, float(value)
     for name in LATENCIES:

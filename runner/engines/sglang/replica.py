@@ -10,6 +10,7 @@ from pathlib import Path
 
 from runner.clock import Clock
 from runner.engines.lease import Driver, Lease, boot_id
+from runner.engines.observation import observation_args
 from runner.engines.processes import START_VARIABLE, ProcessGroup
 from runner.engines.sglang.flags import environment, render
 from runner.engines.sglang.process import Command, inherited_environment
@@ -56,8 +57,9 @@ def command_of(spec: ReplicaSpec, attempt: int, port: int, nccl_port: int) -> Co
     """The command line; its GPU numbers count from 0 within CUDA_VISIBLE_DEVICES."""
     own = ["--host", HOST, "--port", str(port), "--nccl-port", str(nccl_port)]
     program = spec.program
+    told = {**spec.server_args, **observation_args(spec.server_args)}
     return Command(
-        argv=(*program.argv, *render(spec.server_args), *own, "--base-gpu-id", "0"),
+        argv=(*program.argv, *render(told), *own, "--base-gpu-id", "0"),
         env={
             "PYTHONUNBUFFERED": "1",
             **inherited_environment(),
