@@ -64,9 +64,7 @@ def by_scheduler(samples: Iterable[BatchSample]) -> dict[Scheduler, list[BatchSa
     return found
 
 
-def near(
-    samples: Sequence[BatchSample], start_s: float, end_s: float
-) -> tuple[BatchSample, ...]:
+def near(samples: Sequence[BatchSample], start_s: float, end_s: float) -> tuple[BatchSample, ...]:
     """Samples by time: those in [start_s, end_s], and the counters next to it on either side."""
     first = bisect_left(samples, start_s, key=_time_s)
     last = bisect_right(samples, end_s, key=_time_s)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from runner.clock import ClockAnchor
 from runner.cluster.executor import LaunchReport
 from runner.label import setting_label
+from runner.measure.evidence_words import findings
 from runner.record.power_series import gpu_series
 from runner.record.tracking_store import PARENT_TAG, MetricPoint, RunStatus
 from runner.trial import (
@@ -192,6 +193,7 @@ def run_note(result: TrialResult, report: LaunchReport | None) -> str:
         lines += ["", "Measured at the lengths of the workload, not at those of the search."]
     notes = dict.fromkeys(note for rung in result.rungs for note in rung.notes)
     lines += [line for note in notes for line in ("", f"Note: {note}.")]
+    lines += [line for found in findings(result) for line in ("", f"{found.sentence}.")]
     unsure = [str(rung.concurrency) for rung in result.rungs if rung.metastable]
     if unsure:
         lines += ["", f"Metastable at C={', '.join(unsure)}: it depends on how the load began."]

@@ -1,4 +1,4 @@
-"""Rungs, power samples and batch samples as Parquet tables that read back exactly. Used by store.py alone.
+"""Rungs, power and batch samples as Parquet tables that read back exactly. Used by store.py alone.
 
 A rung's requests are the rows of its file, `restart` says of which restart of its load; what
 belongs to the restarts themselves (window, client health) and the keys of the rung's power samples
@@ -38,7 +38,9 @@ RUNG_KEY = b"runner.rung"
 POWER_KEY = b"runner.power_keys"
 REMEDY = "Delete it and continue the study: this rung is measured again"
 
-BATCH_REMEDY = "Delete it: what the servers said of their batches is lost, nothing else"
+BATCH_REMEDY = (
+    "Delete it and continue the study: only what the servers said of their batches is lost"
+)
 POWER_REMEDY = "Delete it and the rungs beside it, then continue the study: they are measured again"
 UNUSABLE = (TypeError, ValueError, KeyError, IndexError, struct.error, zlib.error)
 

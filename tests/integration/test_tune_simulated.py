@@ -38,7 +38,7 @@ def test_every_trial_has_its_files(finished: Home) -> None:
         names = sorted(path.name for path in folder.iterdir())
         ladder = [32, 8, 1][: len(result["rungs"])]
         rungs = [f"rung-{position}-c{c}.parquet" for position, c in enumerate(ladder)]
-        assert names == ["power.parquet", "result.json", *rungs, "spec.json"]
+        assert names == ["power.parquet", "result.json", *rungs, "server.parquet", "spec.json"]
 
 
 def test_every_rung_is_computed_again_from_its_files_byte_for_byte(finished: Home) -> None:

@@ -8,6 +8,7 @@ import pytest
 from runner.errors import ClusterLost, Infeasible, Interrupted, Invalid, LoadFailed, RunnerError
 from runner.run_trial import run_trial
 from runner.trial import (
+    BatchSample,
     ClientHealth,
     Failure,
     Lengths,
@@ -64,6 +65,9 @@ class ScriptedServers:
         self._step(f"power {start_s:.0f}-{end_s:.0f}")
         return ()
 
+    def read_batches(self, start_s: float, end_s: float) -> tuple[BatchSample, ...]:
+        return (BatchSample(end_s, 0, running=len(self.calls)),)
+
     def check_alive(self) -> None:
         self._step("alive")
 
@@ -101,7 +105,7 @@ def test_a_trial_is_one_line() -> None:
     assert servers.calls == ["live", "warmup", first, *rung, second, *rung, third, *rung]
 
 
-def test_each_restart_of_a_rung_has_its_load_and_its_power() -> None:
+def test_each_restart_of_a_rung_has_its_load_its_power_and_its_batches() -> None:
     servers, judge = ScriptedServers(), ScriptedJudge(restarts=3, last=0)
 
     run_trial(TRIAL, servers, judge)
@@ -109,6 +113,7 @@ def test_each_restart_of_a_rung_has_its_load_and_its_power() -> None:
     loads = [f"rung-0-{number}" for number in range(3)]
     assert servers.calls[2:] == [call for load in loads for call in (load, "power 1-2")] + ["alive"]
     assert len(judge.seen[0].loads) == 3
+    assert [sample.running for sample in judge.seen[0].batches] == [4, 6, 8]
 
 
 def test_the_driver_may_stop_it_between_rungs() -> None:

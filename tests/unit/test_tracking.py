@@ -172,6 +172,7 @@ def test_files_and_logs_are_artifacts(store: StudyStore, tracker: Tracker) -> No
         "spec.json",
         "result.json",
         "power.parquet",
+        "server.parquet",
         "rung-0-c32.parquet",
         "rung-1-c8.parquet",
         "rung-2-c1.parquet",
@@ -323,7 +324,7 @@ def test_a_driver_killed_while_logging_leaves_one_run_with_the_same_content(
     assert len(history(store, run, "output_throughput")) == 3
     assert len(history(store, run, "system/gpu_0_power_usage_watts")) == 24
     assert len(history(store, parent(store), "best_objective")) == 1
-    assert len(artifacts(store, run)) == 8
+    assert len(artifacts(store, run)) == 9
 
 
 def test_a_store_that_was_lost_is_filled_again(store: StudyStore, empty_store: Path) -> None:
