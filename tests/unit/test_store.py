@@ -353,19 +353,19 @@ loads = st.builds(
 )
 
 
-counts = st.none() | st.integers(0, 2**31 - 1)
+numbers = st.none() | st.integers(0, 2**31 - 1)
 batches = st.builds(
     BatchSample,
     time_s=finite,
     replica=st.integers(0, 99),
     dp_rank=st.integers(0, 99),
-    running=counts,
-    waiting=counts,
+    running=numbers,
+    waiting=numbers,
     in_graph=st.none() | st.booleans(),
     kv_usage=st.none() | finite,
-    retracted=counts,
-    graph_passes=counts,
-    eager_passes=counts,
+    retracted=numbers,
+    graph_passes=numbers,
+    eager_passes=numbers,
 )
 restarts = st.lists(loads, max_size=3).map(tuple)
 
