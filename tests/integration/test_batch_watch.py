@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -25,7 +24,6 @@ from runner.trial import (
     LoadStart,
     Params,
 )
-from tests.driving import Home
 from tests.emulated_server import EmulatedProcess, emulated_server
 from tests.studies import DEMO, study
 
@@ -148,50 +146,3 @@ def test_a_launch_tells_of_its_graphs_and_micro_batches(
     assert 5 <= evidence.batch_max <= 8  # eight are the most of a slot, and the first came alone
     assert concurrency == 8 or evidence.batch_max == 8
     assert (evidence.retractions, evidence.schedulers) == (0, 1)
-
-
-def test_a_study_carries_it_to_its_results_mlflow_and_report(tmp_path: Path) -> None:
-    shape = {"tp_size": 1, "pp_size": 8, "max_running_requests": 64}
-    cap1 = {"name": "cap1", **shape, "pp_max_micro_batch_size": 1}
-    graphs2 = {"name": "graphs2", **shape, "pp_max_micro_batch_size": 8, "cuda_graph_max_bs": 2}
-    document = {
-        **DEMO,
-        "baselines": [cap1, graphs2],
-        "workload": {**DEMO["workload"], "concurrency": [32]},
-        "search": {"trials": 2, "seed": 0},
-        "measure": {**DEMO["measure"], "finalists": 0},
-    }
-    home = Home(tmp_path, document)
-    assert home.tune().returncode == 0
-
-    trials = json.loads(home.run("report", "small", "--json").stdout)["trials"]
-    first, second = (
-        next(rung["evidence"] for rung in trial["rungs"] if rung["concurrency"] == 32)
-        for trial in trials[:2]
-    )
-    assert (first["batch_mean"], first["batch_max"], first["schedulers"]) == (1.0, 1, 1)
-    assert first["queue_mean"] == pytest.approx(24.0, abs=0.5)
-    assert (first["graph_share"], second["queue_max"]) == (1.0, 0)
-    assert 0.0 < second["graph_share"] < 0.9
-    assert metrics_of(home, "graph_share", step=32)[:2] == [
-        *(first["graph_share"], second["graph_share"]),
-    ]
-    assert metrics_of(home, "queue_mean", step=32)[0] == first["queue_mean"]
-
-    report = " ".join(home.run("report", "small").stdout.split())
-    assert "of decode passes in a CUDA graph" in report
-    assert "(32 in flight, room for 8: 8 slots of at most 1)" in report
-    assert "many decode passes ran without: #1 at C=32 only" in report
-
-
-def metrics_of(home: Home, name: str, step: int) -> list[float]:
-    """A metric at one step, of each trial by its number."""
-    import mlflow
-
-    client = mlflow.MlflowClient(f"sqlite:///{home.folder / 'studies' / 'mlflow.db'}")
-    experiment = client.get_experiment_by_name("small")
-    assert experiment is not None
-    runs = client.search_runs([experiment.experiment_id], "tags.kind = 'trial'")
-    by_number = sorted(runs, key=lambda run: int(run.data.tags["trial"]))
-    points = [client.get_metric_history(run.info.run_id, name) for run in by_number]
-    return [point.value for history in points for point in history if point.step == step]

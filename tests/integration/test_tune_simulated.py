@@ -98,6 +98,28 @@ def test_mlflow_has_a_child_run_for_each(finished: Home) -> None:
     assert "RUNNING" not in {run.info.status for run in runs}
 
 
+def test_results_mlflow_and_report_tell_of_the_inside_of_the_servers(finished: Home) -> None:
+    results = finished.results()
+    told = [rung["evidence"] for result in results for rung in result["rungs"]]
+    assert all(each["batch_mean"] >= 1.0 and each["schedulers"] >= 1 for each in told)
+    assert {each["graph_share"] for each in told} <= {0.0, 1.0}
+    assert results[0]["rungs"][0]["evidence"]["batch_max"] == 8  # the cap of the baseline
+
+    client = MlflowClient(f"sqlite:///{finished.folder / 'studies' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("small")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id], "tags.trial = '0'")
+    for name in ("graph_share", "batch_mean", "batch_max", "queue_mean", "queue_max"):
+        points = client.get_metric_history(run.info.run_id, name)
+        assert {point.step: point.value for point in points} == {
+            rung["concurrency"]: rung["evidence"][name] for rung in results[0]["rungs"]
+        }
+
+    report = " ".join(finished.run("report", "small").stdout.split())
+    assert "Inside the servers of #" in report
+    assert "of decode passes in a CUDA graph" in report
+
+
 def test_a_finished_study_prints_its_report(finished: Home) -> None:
     again = finished.tune("--json")
 
