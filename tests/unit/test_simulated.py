@@ -339,10 +339,10 @@ def test_a_cap_too_low_for_the_load_shows_as_a_queue_and_a_small_cache_as_retrac
     assert (told.batch_max, told.retractions) == (1, 0)
     assert told.queue_mean == pytest.approx(4.0, abs=0.5)  # four slots of one, eight in flight
 
-    servers = servers_of({**CPU_PP2, "max_total_tokens": 320}, CPU)
-    lengths = Lengths.fixed(60)
-    load = servers.run_load(make_plan(output_tokens=lengths, min_window_s=40, max_window_s=60.0))
-    told = evidence_of(servers.read_batches(*load.window), [load.window])
+    servers = servers_of({**CPU_PP2, "max_total_tokens": 160}, CPU)
+    load = servers.run_load(make_plan(output_tokens=Lengths.fixed(60)))
+    whole = (load.started_s, load.window_end_s)
+    told = evidence_of(servers.read_batches(*whole), [whole])
     assert told.retractions
     assert told.kv_usage_max is not None
-    assert told.kv_usage_max > 0.8
+    assert told.kv_usage_max > 0.5
