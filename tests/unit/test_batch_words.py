@@ -36,16 +36,16 @@ RETRACT = (
 @pytest.mark.parametrize(
     ("text", "rank", "words"),
     [
-        (H200, Rank(0, 0, 0), DecodeWords(12, 3, True, 0.07)),
-        (CPU_PP2, Rank(0, 0, 0), DecodeWords(1, 0, False, 0.01)),
-        (CPU_PP2.replace("PP0", "PP1 TP3"), Rank(0, 1, 3), DecodeWords(1, 0, False, 0.01)),
-        (HYBRID, Rank(1, 0, 4), DecodeWords(2, 0, True, 0.6)),
+        (H200, Rank(0, 0), DecodeWords(12, 3, True, 0.07)),
+        (CPU_PP2, Rank(0, 0), DecodeWords(1, 0, False, 0.01)),
+        (CPU_PP2.replace("PP0", "PP0 TP3"), Rank(0, 3), DecodeWords(1, 0, False, 0.01)),
+        (HYBRID, Rank(1, 4), DecodeWords(2, 0, True, 0.6)),
         (
             "[2026-11-29 12:39:49] Decode batch, #running-req: 5, token usage: nan, cuda graph: ?",
-            Rank(0, 0, 0),
+            Rank(0, 0),
             DecodeWords(5, None, None, None),
         ),
-        (RETRACT, Rank(0, 0, 0), RetractWords(3)),
+        (RETRACT, Rank(0, 0), RetractWords(3)),
     ],
 )
 def test_what_a_line_says(text: str, rank: Rank, words: DecodeWords | RetractWords) -> None:
@@ -59,6 +59,7 @@ def test_what_a_line_says(text: str, rank: Rank, words: DecodeWords | RetractWor
         "[2026-11-29 12:39:47 PP0] Prefill batch, #new-seq: 1, #running-req: 0, #queue-req: 0",
         "[2026-11-29 12:39:47] a request said: Decode batch, #running-req: 99",
         "Decode batch, #running-req: 99, #queue-req: 1",
+        CPU_PP2.replace("PP0", "PP1"),
         "h, #running-req: 99, cuda graph: True, #queue-req: 0",
         "[2026-11-29 12:39:47 PP0] Decode batch, #running-req: many",
         "[2026-11-29 12:39:47 PP0] KV cache pool is full. Retract requests.",
@@ -70,9 +71,9 @@ def test_other_lines_and_parts_of_lines_say_nothing(text: str) -> None:
 
 def test_the_first_rank_speaks_for_each_data_parallel_rank() -> None:
     leaders = Leaders()
-    asked = [(0, 0, 0), (0, 0, 1), (0, 1, 0), (1, 0, 5), (1, 0, 4), (1, 0, 5), (1, 0, 4)]
+    asked = [(0, 0), (0, 1), (1, 5), (1, 4), (1, 5), (1, 4)]
     said = [leaders.is_leader(Rank(*each)) for each in asked]
-    assert said == [True, False, False, True, True, False, True]
+    assert said == [True, False, True, True, False, True]
 
 
 def passes(mode: str, value: str, **labels: str) -> str:

@@ -1,13 +1,12 @@
 """What a server says of its decode passes: lines of its log, and counters in its /metrics.
 
-Every rank of a pipeline says the same, so the first rank speaks: that of stage 0, and of its
-tensor-parallel ranks the lowest that speaks for a data-parallel rank.
+Every rank of a pipeline says the same, so stage 0 alone is heard, and of its tensor-parallel ranks
+the lowest that speaks for a data-parallel rank.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 _LINE = re.compile(r"^\[\d{4}-\d\d-\d\d [\d:.,]+(?P<rank>(?: [A-Z_]+\d+)*)\] (?P<text>.+)")
@@ -21,10 +20,9 @@ _EAGER_MODES = ("none", "eager")
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Who wrote a line or owns a counter; a dimension that is not named is 0."""
+    """Who wrote a line or owns a counter, of stage 0; a dimension that is not named is 0."""
 
     dp: int
-    pp: int
     tp: int
 
 
@@ -53,26 +51,24 @@ class Leaders:
 
     def is_leader(self, rank: Rank) -> bool:
         """Whether this rank is the first of its scheduler as far as is known."""
-        if rank.pp != 0:
-            return False
         first = min(rank.tp, self._tp_of.get(rank.dp, rank.tp))
         self._tp_of[rank.dp] = first
         return rank.tp == first
 
 
 def read_line(line: str) -> tuple[Rank, DecodeWords | RetractWords] | None:
-    """Who says what in a line of the log; None for a line that is about something else."""
+    """Who says what in a line of stage 0; None for a line that is about something else."""
     if _DECODE not in line and "Retract requests" not in line:
         return None
     found = _LINE.match(line)
     if found is None:
         return None
+    named = {name: int(number) for name, number in _RANK.findall(found["rank"])}
+    if named.get("PP", 0) != 0:
+        return None
     text = found["text"]
     words = _decode_words(text) if text.startswith(_DECODE) else _retract_words(text)
-    if words is None:
-        return None
-    named = {name: int(number) for name, number in _RANK.findall(found["rank"])}
-    return Rank(named.get("DP", 0), named.get("PP", 0), named.get("TP", 0)), words
+    return None if words is None else (Rank(named.get("DP", 0), named.get("TP", 0)), words)
 
 
 def read_passes(text: str) -> dict[int, tuple[int, int]]:
@@ -86,23 +82,17 @@ def read_passes(text: str) -> dict[int, tuple[int, int]]:
         if found is None:
             continue
         labels = dict(_LABEL.findall(found["labels"]))
-        rank = _rank_of(labels)
+        if labels.get("pp_rank", "0") != "0":
+            continue
+        rank = Rank(*(_whole(labels.get(name)) or 0 for name in ("dp_rank", "tp_rank")))
         graph, eager = counted.get(rank, (0, 0))
         mode, passes = labels.get("mode", ""), _passes(found["value"])
         if mode.startswith("decode"):
             is_eager = mode.endswith(_EAGER_MODES)
             graph, eager = (graph, eager + passes) if is_eager else (graph + passes, eager)
         counted[rank] = graph, eager
-    firsts = _first_ranks(counted)
-    return {rank.dp: counted[rank] for rank in firsts}
-
-
-def _first_ranks(ranks: Iterable[Rank]) -> list[Rank]:
-    firsts: dict[int, Rank] = {}
-    for rank in ranks:
-        if rank.pp == 0 and (rank.dp not in firsts or rank.tp < firsts[rank.dp].tp):
-            firsts[rank.dp] = rank
-    return list(firsts.values())
+    last_first = sorted(counted, key=lambda rank: rank.tp, reverse=True)
+    return {rank.dp: counted[rank] for rank in last_first}
 
 
 def _decode_words(text: str) -> DecodeWords | None:
@@ -124,11 +114,6 @@ def _decode_words(text: str) -> DecodeWords | None:
 def _retract_words(text: str) -> RetractWords | None:
     found = _RETRACTED.search(text)
     return RetractWords(int(found[1])) if found else None
-
-
-def _rank_of(labels: Mapping[str, str]) -> Rank:
-    named = (_whole(labels.get(f"{name}_rank")) or 0 for name in ("dp", "pp", "tp"))
-    return Rank(*named)
 
 
 def _whole(text: str | None) -> int | None:
