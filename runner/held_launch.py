@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
+from runner.clock import Clock
 from runner.cluster.executor import Executor, LoadSight, RunningLaunch, StartSight
 from runner.errors import Interrupted
 from runner.insight.live import LaunchPhase, RungProgress, View
@@ -28,14 +29,20 @@ class HeldLaunch:
     """Starts launches through the executor, one at a time, and writes down each."""
 
     def __init__(
-        self, open_executor: Callable[[], Executor], store: StudyStore, view: View
+        self,
+        open_executor: Callable[[], Executor],
+        store: StudyStore,
+        view: View,
+        clock: Clock,
     ) -> None:
         self._open_executor = open_executor
         self._executor: Executor | None = None
         self._store = store
         self._view = view
+        self._clock = clock
         self._held: Held | None = None
         self._is_interrupted = False
+        self._ready_s = 0.0
 
     def servers_for(self, plan: LaunchPlan, *, fresh: bool) -> RunningLaunch:
         """The running launch if it has the same key (and `fresh` is not asked), else a new one.
@@ -60,12 +67,22 @@ class HeldLaunch:
         """The launch that is up."""
         return None if self._held is None else self._held.spec
 
+    @property
+    def ready_s(self) -> float:
+        """When the launch that started last was ready, by the study's clock."""
+        return self._ready_s
+
     def release(self) -> None:
         """Stop the launch that is up; nothing happens when there is none."""
         if self._held is not None:
             held, self._held = self._held, None
             self._view.handle(LaunchPhase(held.spec.number, "stop"))
+            report = held.servers.report
+            begun_s = self._clock.now_s()
             held.stack.close()
+            if report.commands:  # there were processes to end
+                stopped = replace(report, stop_s=self._clock.now_s() - begun_s)
+                self._store.write_launch(held.spec, stopped)
 
     def interrupt(self) -> None:
         """End what runs now (from a signal handler)."""
@@ -95,6 +112,7 @@ class HeldLaunch:
         on_sight = partial(self._on_sight, spec.number)
         servers = stack.enter_context(self._executor.launch(spec, folder, on_sight))
         self._store.write_launch(spec, servers.report)
+        self._ready_s = self._clock.now_s()
         return Held(spec, servers, stack)
 
     def _on_sight(self, launch: int, sight: LoadSight | StartSight) -> None:

@@ -4,6 +4,8 @@ Pure. `pp_max_micro_batch_size` (the cap) is the only live parameter: SGLang cha
 running server within 1 .. max_running_requests // pp_size. So that every cap of the search space
 can be set live, a launch gets room: max_running_requests = highest cap * pp_size, where the study
 does not say otherwise. All settings that differ by such a cap only then share one launch.
+
+A re-measurement confirms what a user will start: its servers get the cap as a flag, like all else.
 """
 
 from __future__ import annotations
@@ -47,11 +49,11 @@ def world_size(args: Params) -> int:
     return size
 
 
-def plan_launch(settings: StudySettings, params: Params) -> LaunchPlan:
+def plan_launch(settings: StudySettings, params: Params, *, is_repeat: bool = False) -> LaunchPlan:
     """Split a setting into launch arguments and live parameters, and count its replicas.
 
-    A server stays on one node, so replicas are counted node by node. Raises ConfigError when a
-    server needs more GPUs than a node has.
+    For a re-measurement (`is_repeat`) nothing is live. A server stays on one node, so replicas are
+    counted node by node. Raises ConfigError when a server needs more GPUs than a node has.
     """
     args: dict[str, ParamValue] = {**settings.engine.args, **params}
     hardware = settings.hardware
@@ -67,7 +69,7 @@ def plan_launch(settings: StudySettings, params: Params) -> LaunchPlan:
     elif CAP in args:
         args |= _room(settings, params, args, pp_size)
         limit = as_int(args.get(MAX_RUNNING, 0)) // pp_size
-        if 1 <= as_int(args[CAP]) <= limit:
+        if not is_repeat and 1 <= as_int(args[CAP]) <= limit:
             live[CAP] = args.pop(CAP)
     replicas = hardware.nodes * (hardware.gpus // world)
     return LaunchPlan(launch_key(args, replicas), args, live, replicas, world)

@@ -25,6 +25,7 @@ from runner.load.api import Api
 from runner.load.client import Address, Target
 from runner.load.generator import LoadGenerator, LoadProgress
 from runner.load.inquiry import REFUSED, ServerFacts, ask_server, check_reachable, refusal_advice
+from runner.load.vocabulary import vocabulary_size
 from runner.measure.metrics import LATENCIES, STATISTICS
 from runner.settings import SloLimit
 from runner.study_file.mistake import unknown
@@ -57,7 +58,8 @@ def load(args: argparse.Namespace) -> int:
     order = read_order(args)
     server = ask_server(order.target)
     model = order.target.model or server.model or "default"
-    order = replace(order, target=replace(order.target, model=model))
+    vocabulary = vocabulary_size(str(server.facts.get("model_path", "")))
+    order = replace(order, target=replace(order.target, model=model, vocabulary=vocabulary))
     drive = Drive()
     with drive.interruptible():
         run = drive.warm_up_and_load(order)

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
+from runner.clock import Clock
 from runner.cluster.executor import Executor
 from runner.config import MAY_CHANGE, complete, diff, dump
 from runner.engines.lease import end_orphans, end_own
@@ -66,7 +67,8 @@ def run_session(request: SessionRequest) -> int:
         search = open_search(store, settings)
         uri = settings.tracking_uri or store.mlflow_uri
         tracker = BackgroundTracker(lambda: Tracker(uri, store, settings))
-        launches = HeldLaunch(lambda: open_machine(request, store, view), store, view)
+        clock = Clock(settings.engine.time_scale)
+        launches = HeldLaunch(lambda: open_machine(request, store, view), store, view, clock)
         study = Study(settings, store, search, tracker, launches, view)
         with interruptible(launches, store, request.command):
             drive(study, request.command)

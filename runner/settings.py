@@ -56,6 +56,11 @@ class EngineSettings:
     args: Params
     env: Mapping[str, str]
 
+    @property
+    def has_own_devices(self) -> bool:
+        """Whether its devices are the study's own: emulated GPUs, or real servers on a CPU."""
+        return self.kind is not EngineKind.SGLANG or self.args.get("device") == "cpu"
+
 
 @dataclass(frozen=True, slots=True)
 class HardwareSettings:

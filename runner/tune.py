@@ -115,7 +115,24 @@ def spent(study: Study) -> tuple[float, int, float]:
 
 
 def measure(study: Study, proposal: Proposal) -> TrialResult:
-    """Measure one proposal on its launch, to a result; typed failures become outcomes."""
+    """Measure one proposal, to a result that says how long that took.
+
+    `timing_s`: `total` from the proposal to its result, in it `launch` (until its servers were
+    ready, their predecessors' end included) and `measured` (inside the windows of its rungs).
+    """
+    clock = Clock(study.settings.engine.time_scale)
+    begun_s = clock.now_s()
+    result = measure_on_launch(study, proposal)
+    if study.settings.engine.kind is EngineKind.SIMULATED:
+        return result  # the same to the bit each time
+    ready_s = study.launches.ready_s
+    timing_s = {**result.timing_s, "total": clock.now_s() - begun_s}
+    timing_s["launch"] = max(ready_s - begun_s, 0.0) if result.launch is not None else 0.0
+    return replace(result, timing_s=timing_s)
+
+
+def measure_on_launch(study: Study, proposal: Proposal) -> TrialResult:
+    """Measure one proposal on the launch it needs; typed failures become outcomes."""
     identity = TrialIdentity(
         number=proposal.number,
         name=proposal.name,
@@ -161,7 +178,8 @@ def measure(study: Study, proposal: Proposal) -> TrialResult:
 def launch_plan(study: Study, proposal: Proposal) -> LaunchPlan | Failure:
     """The launch the setting needs; one that cannot be placed is infeasible."""
     try:
-        return plan_launch(study.settings, proposal.params)
+        is_repeat = proposal.repeat_of is not None
+        return plan_launch(study.settings, proposal.params, is_repeat=is_repeat)
     except ConfigError as error:
         return Failure(Stage.PLACE, Outcome.INFEASIBLE, str(error))
 

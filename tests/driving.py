@@ -25,6 +25,7 @@ class Home:
 
     folder: Path
     document: Mapping[str, Any]
+    limit_s: float = LIMIT_S
 
     @property
     def study_file(self) -> Path:
@@ -47,7 +48,7 @@ class Home:
             env=self._environment(),
             capture_output=True,
             text=True,
-            timeout=LIMIT_S,
+            timeout=self.limit_s,
             check=False,
         )
 

@@ -15,12 +15,16 @@ from runner.trial import LaunchSpec, RunningServers
 
 @dataclass(frozen=True, slots=True)
 class LaunchReport:
-    """What is known of a launch once it is ready; durations in seconds of the study's clock."""
+    """What is known of a launch once it is ready; durations in seconds of the study's clock.
+
+    `stop_s`: how long its servers took to end and to give their memory back; None while they run.
+    """
 
     phase_s: Mapping[str, float]
     server_info: tuple[Mapping[str, object], ...]
     commands: tuple[str, ...]
     gpu_uuids: tuple[str, ...]
+    stop_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

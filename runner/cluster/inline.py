@@ -116,6 +116,6 @@ def require_gpus(settings: StudySettings, found: int) -> None:
 def _limited_words(settings: StudySettings) -> str:
     """Says so when it is the environment that leaves fewer GPUs than there are."""
     value = settings.engine.env.get(VARIABLE, os.environ.get(VARIABLE))
-    if settings.engine.kind is not EngineKind.SGLANG or value is None:
+    if settings.engine.has_own_devices or value is None:
         return ""
     return f" with {VARIABLE}={value}"

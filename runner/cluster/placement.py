@@ -9,7 +9,7 @@ from runner.errors import ConfigError
 from runner.measure.power import GpuIdentity
 from runner.measure.visible import usable_gpus
 from runner.settings import StudySettings
-from runner.trial import EngineKind, LaunchSpec
+from runner.trial import LaunchSpec
 
 Gpu = TypeVar("Gpu")
 
@@ -19,9 +19,9 @@ def study_gpus(
 ) -> tuple[GpuIdentity, ...]:
     """The GPUs of this machine that the study may use; `engine.env` counts as environment.
 
-    Emulated GPUs are the study's own. Raises ConfigError, see `usable_gpus`.
+    Emulated GPUs, and places on a CPU, are the study's own. Raises ConfigError, see `usable_gpus`.
     """
-    if settings.engine.kind is not EngineKind.SGLANG:
+    if settings.engine.has_own_devices:
         return gpus
     return usable_gpus(gpus, {**environment, **settings.engine.env})
 

@@ -184,7 +184,7 @@ def show_gpus(settings: StudySettings, machine_folder: Path) -> None:
     Raises ConfigError when the environment names what is not there, StudyError when the GPUs
     are too few.
     """
-    if settings.engine.kind is not EngineKind.SGLANG:
+    if settings.engine.has_own_devices:
         os.environ.pop(VARIABLE, None)  # it is about real GPUs
         return
     with closing(sensor_for(settings, machine_folder)) as sensor:
@@ -202,7 +202,7 @@ def connect(settings: StudySettings, address: str | None) -> None:
     if address is None:
         options["address"] = "local"  # else Ray joins any cluster that it finds on this machine
         options["include_dashboard"] = False
-        if settings.engine.kind is not EngineKind.SGLANG:
+        if settings.engine.has_own_devices:
             options["num_gpus"] = settings.hardware.gpus
     else:
         options["address"] = address

@@ -115,7 +115,10 @@ class HttpServers:
     def run_load(self, plan: LoadPlan) -> LoadRun:
         """Drive the plan with as many generators as its concurrency is worth."""
         shards = shards_for(plan.concurrency, len(self._parts.loads))
-        targets = tuple(Target(index, started.url) for index, started in enumerate(self._started))
+        targets = tuple(
+            Target(index, started.url, vocabulary=started.vocabulary)
+            for index, started in enumerate(self._started)
+        )
         loads = self._parts.loads[:shards]
         futures = [
             self._pool.submit(load.run, plan, targets, shard, shards)

@@ -42,6 +42,10 @@ def sensor_for(settings: StudySettings, machine_folder: Path) -> GpuSensor:
 
             create_machine(machine_folder, load_profile(_profile_name(settings.engine)))
             return EmulatedGpus(machine_folder, clock)
+        case EngineKind.SGLANG if settings.engine.has_own_devices:
+            from runner.measure.no_gpu import ProcessorSensor
+
+            return ProcessorSensor(settings.hardware.gpus, clock)
         case EngineKind.SGLANG:
             from runner.measure.power import NvmlSensor
 

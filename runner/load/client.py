@@ -26,13 +26,17 @@ from runner.load.reply import Reply
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A server to load: which replica it is, and how it is spoken to. `key`: a bearer token."""
+    """A server to load: which replica it is, and how it is spoken to. `key`: a bearer token.
+
+    `vocabulary`: how many tokens its model has; None: not known.
+    """
 
     replica: int
     url: str
     api: Api = Api.GENERATE
     model: str = "default"
     key: str | None = field(default=None, repr=False)
+    vocabulary: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from runner.load.ramp import Ramp
 from runner.load.reply import Reply
 from runner.load.stock import RequestStock
 from runner.load.totals import Totals
+from runner.load.vocabulary import Vocabulary
 from runner.load.workload import PlannedRequest, RequestSource, mean_tokens
 from runner.measure.counted import rule_for
 from runner.measure.window import Counts, Window
@@ -83,7 +84,9 @@ class Phase:
         self._clock = clock
         self._shards = shards
         self._targets = targets
-        self._source = RequestSource(plan, shard, shards)
+        known = [each.vocabulary for each in targets if each.vocabulary is not None]
+        vocabulary = Vocabulary.of(min(known, default=None))
+        self._source = RequestSource(plan, shard, shards, vocabulary)
         self._ramp = Ramp(len(self._streams), mean_tokens(plan.output_tokens))
         first = targets[0]
         size = min(len(self._streams), MOST_STOCKED, self._plan.requests or MOST_STOCKED)

@@ -5,7 +5,8 @@ seeds give equal loads on every machine and Python version. Prompts are token id
 leading `shared_prefix` share is the same for all phases of a seed. What a prefix cache can serve
 beyond that share is bounded, whatever its page size:
 
-- Within a phase the first own token of each of the first V = 29,001 prompts differs: nothing.
+- Within a phase the first own token of each of the first V prompts differs: nothing. V is 29,001,
+  less for a model with fewer tokens.
 - A phase walks through the V tokens from a place and by a step of its own. So a prompt shares its
   first own token with some of N cached prompts of other phases with a chance of about N / V, spread
   evenly, and more than this one token with a chance of about N / V^2: with 1,000 cached prompts
@@ -23,12 +24,10 @@ from functools import lru_cache
 from statistics import NormalDist, fmean
 
 from runner.errors import ConfigError
+from runner.load.vocabulary import Vocabulary
 from runner.trial import Arrivals, Lengths, LoadPlan
 
-LOWEST_TOKEN_ID = 1000
-HIGHEST_TOKEN_ID = 30000
 QUANTILES = 1000
-_TOKEN_IDS = HIGHEST_TOKEN_ID - LOWEST_TOKEN_ID + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,14 +48,22 @@ class PlannedRequest:
 class RequestSource:
     """Deals the requests of one plan; shard i of n gets the indices i, i + n, i + 2n, ..."""
 
-    def __init__(self, plan: LoadPlan, shard: int = 0, shards: int = 1) -> None:
+    def __init__(
+        self,
+        plan: LoadPlan,
+        shard: int = 0,
+        shards: int = 1,
+        vocabulary: Vocabulary = Vocabulary(),  # noqa: B008 - frozen
+    ) -> None:
         self._plan = plan
+        self._vocabulary = vocabulary
         self._next_index = shard
         self._shards = shards
         self._phase_key = f"{plan.seed}/{plan.phase}"
         self._phase_id = hashlib.sha256(self._phase_key.encode()).hexdigest()[:12]
         self._first_id = int(self._phase_id, 16)
-        self._step = _coprime_step(int.from_bytes(_bytes(f"{self._phase_key}/step", 8), "little"))
+        draw = int.from_bytes(_bytes(f"{self._phase_key}/step", 8), "little")
+        self._step = _coprime_step(draw, vocabulary.count)
         self._is_paired = plan.prompt_tokens.paired and plan.output_tokens.paired
         self._shared: list[int] = []
 
@@ -84,9 +91,9 @@ class RequestSource:
     def input_ids(self, request: PlannedRequest) -> list[int]:
         """The prompt of a request, as token ids."""
         own = request.prompt_tokens - request.shared_tokens
-        first = LOWEST_TOKEN_ID + (self._first_id + request.index * self._step) % _TOKEN_IDS
-        rest = _token_ids(f"{self._phase_key}/{request.index}/prompt", own - 1)
-        return [*self._shared_ids(request.shared_tokens), first, *rest]
+        place = (self._first_id + request.index * self._step) % self._vocabulary.count
+        rest = self._token_ids(f"{self._phase_key}/{request.index}/prompt", own - 1)
+        return [*self._shared_ids(request.shared_tokens), self._vocabulary.lowest + place, *rest]
 
     def arrival_gap(self, index: int) -> float:
         """The time between two arrivals of an open loop, in units of the mean gap."""
@@ -97,8 +104,15 @@ class RequestSource:
     def _shared_ids(self, count: int) -> list[int]:
         if count > len(self._shared):
             # A longer draw starts with the shorter one: the hash is a stream.
-            self._shared = _token_ids(f"{self._plan.seed}/shared", count)
+            self._shared = self._token_ids(f"{self._plan.seed}/shared", count)
         return self._shared[:count]
+
+    def _token_ids(self, key: str, count: int) -> list[int]:
+        if count <= 0:
+            return []
+        drawn = struct.unpack(f"<{count}I", _bytes(key, 4 * count))
+        ids = self._vocabulary
+        return [ids.lowest + value % ids.count for value in drawn]
 
 
 def draw(lengths: Lengths, unit: float) -> int:
@@ -133,11 +147,13 @@ def mean_tokens(lengths: Lengths) -> float:
 LAWS = ("fixed", "uniform", "normal", "recorded")
 
 
-def _coprime_step(seed: int) -> int:
-    """A step that leads through all token ids before it meets the first one again."""
-    step = 1 + seed % (_TOKEN_IDS - 1)
-    while math.gcd(step, _TOKEN_IDS) != 1:
-        step = step % (_TOKEN_IDS - 1) + 1
+def _coprime_step(seed: int, count: int) -> int:
+    """A step that leads through all `count` ids before it meets the first one again."""
+    if count == 1:
+        return 1
+    step = 1 + seed % (count - 1)
+    while math.gcd(step, count) != 1:
+        step = step % (count - 1) + 1
     return step
 
 
@@ -148,10 +164,3 @@ def _bytes(key: str, count: int) -> bytes:
 def _unit(eight: bytes) -> float:
     """Eight bytes as a number in [0, 1)."""
     return (int.from_bytes(eight, "little") >> 11) / (1 << 53)
-
-
-def _token_ids(key: str, count: int) -> list[int]:
-    if count <= 0:
-        return []
-    drawn = struct.unpack(f"<{count}I", _bytes(key, 4 * count))
-    return [LOWEST_TOKEN_ID + value % _TOKEN_IDS for value in drawn]

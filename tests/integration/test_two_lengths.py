@@ -13,6 +13,7 @@ import optuna
 import pytest
 from mlflow import MlflowClient
 
+from runner.clock import Clock
 from runner.cluster.inline import InlineExecutor
 from runner.config import dump, parse_study
 from runner.errors import Interrupted
@@ -134,7 +135,7 @@ def session(folder: Path, last: int = -1) -> list[TrialResult]:
             database.write_bytes(empty_database())
         search = Search(settings, store.optuna_url)
         folders = (store.machine_folder, store.leases_folder)
-        launches = HeldLaunch(lambda: InlineExecutor(settings, *folders), store, view)
+        launches = HeldLaunch(lambda: InlineExecutor(settings, *folders), store, view, Clock())
         tracker = create_autospec(BackgroundTracker, instance=True)
         with closing(search), closing(launches), suppress(Interrupted):
             tune(Study(settings, store, search, tracker, launches, view))

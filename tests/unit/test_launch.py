@@ -47,6 +47,14 @@ def test_every_cap_of_the_range_is_live_on_one_launch() -> None:
     assert plans[0].server_args == {"pp_size": 8, "max_running_requests": 512}
 
 
+def test_a_re_measurement_starts_with_all_its_flags() -> None:
+    setting = {"pp_size": 8, CAP: 4}
+    searched = plan_launch(study(), setting)
+    repeated = plan_launch(study(), setting, is_repeat=True)
+    assert repeated.live == {}
+    assert repeated.server_args == {**searched.server_args, CAP: 4}
+
+
 def test_the_room_follows_the_number_of_stages() -> None:
     plans = [plan_launch(study(), {"pp_size": pp, CAP: 4}) for pp in (2, 4, 8)]
     assert [plan.server_args["max_running_requests"] for plan in plans] == [128, 256, 512]

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from runner.load.workload import HIGHEST_TOKEN_ID, LOWEST_TOKEN_ID, RequestSource
+from runner.load.vocabulary import HIGHEST_TOKEN_ID, LOWEST_TOKEN_ID
+from runner.load.workload import RequestSource
 from runner.plans import trial_seed
 from runner.trial import Lengths, LoadPlan, LoadProtocol
 

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
+from pathlib import Path
 from statistics import fmean
 
 import pytest
@@ -9,9 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.errors import ConfigError
-from runner.load.workload import (
+from runner.load.vocabulary import (
     HIGHEST_TOKEN_ID,
     LOWEST_TOKEN_ID,
+    Vocabulary,
+    vocabulary_size,
+)
+from runner.load.workload import (
     PlannedRequest,
     RequestSource,
     draw,
@@ -162,3 +168,38 @@ def test_pairs_of_one_record_stay_together() -> None:
 def test_constant_arrivals_have_one_gap() -> None:
     source = RequestSource(replace(PLAN, arrivals=Arrivals.CONSTANT))
     assert {source.arrival_gap(index) for index in range(50)} == {1.0}
+
+
+@given(st.integers(2, 40_000), st.integers(0, 2**63), st.integers(0, 10**7))
+def test_no_prompt_has_a_token_that_the_model_does_not_have(
+    size: int, seed: int, index: int
+) -> None:
+    source = RequestSource(replace(PLAN, seed=seed), vocabulary=Vocabulary.of(size))
+    ids = source.input_ids(source.request(index))
+    assert all(0 <= token < size for token in ids)
+    if size > HIGHEST_TOKEN_ID:
+        assert ids == RequestSource(replace(PLAN, seed=seed)).input_ids(source.request(index))
+
+
+@pytest.mark.parametrize(
+    ("config", "size"),
+    [
+        ({"vocab_size": 1024}, 1024),
+        ({"vocab_size": 163840, "text_config": {"vocab_size": 163000}}, 163000),
+        ({"text_config": {"vocab_size": 5000}, "architectures": ["X"]}, 5000),
+        ({"vocab_size": "many"}, None),
+        ([], None),
+    ],
+)
+def test_the_size_of_a_vocabulary_is_read_from_the_model(
+    tmp_path: Path, config: object, size: int | None
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(config), encoding="utf-8")
+    assert vocabulary_size(str(tmp_path)) == size
+
+
+def test_a_model_without_a_configuration_has_a_vocabulary_of_unknown_size(tmp_path: Path) -> None:
+    assert vocabulary_size(str(tmp_path)) is None
+    assert vocabulary_size("org/model") is None
+    (tmp_path / "config.json").write_text("{", encoding="utf-8")
+    assert vocabulary_size(str(tmp_path)) is None

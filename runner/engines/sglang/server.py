@@ -24,6 +24,7 @@ from runner.engines.sglang.replica import HOST, ReplicaSpec, command_of, lease_o
 from runner.engines.sglang.start_watch import StartWatch
 from runner.errors import ClusterLost, Infeasible, Interrupted, ServerFailed
 from runner.launch import as_int
+from runner.load.vocabulary import vocabulary_size
 from runner.trial import BatchSample, Params, ParamValue
 
 PORT_TRIES = 4
@@ -36,7 +37,10 @@ METRICS_WALL_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class ServerStarted:
-    """A server that is ready. `command` is what a person would type to start it again."""
+    """A server that is ready. `command` is what a person would type to start it again.
+
+    `vocabulary`: how many tokens its model has, where its folder tells.
+    """
 
     url: str
     port: int
@@ -44,6 +48,7 @@ class ServerStarted:
     command: str
     server_info: Mapping[str, object]
     phase_s: Mapping[str, float]
+    vocabulary: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,6 +227,7 @@ class Server:
             command=shown(self._spec, command),
             server_info=info,
             phase_s=watch.phases.durations_s(self._clock.now_s()),
+            vocabulary=vocabulary_size(str(info.get("model_path", ""))),
         )
 
     def _watch_batches(self, url: str) -> BatchWatch:

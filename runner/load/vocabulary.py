@@ -1,0 +1,45 @@
+"""Which token ids prompts are made of: a server dies of an id that its model does not have."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+LOWEST_TOKEN_ID = 1000
+HIGHEST_TOKEN_ID = 30000
+SPECIAL_SHARE = 8
+"""Of a small vocabulary the first eighth is left out: special tokens and bytes come first."""
+SIZE = "vocab_size"
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """The ids `lowest` .. `lowest + count - 1`."""
+
+    lowest: int = LOWEST_TOKEN_ID
+    count: int = HIGHEST_TOKEN_ID - LOWEST_TOKEN_ID + 1
+
+    @classmethod
+    def of(cls, size: int | None) -> Vocabulary:
+        """The ids to use for a model with so many tokens; None: not known, and thought large."""
+        if size is None or size > HIGHEST_TOKEN_ID:
+            return cls()
+        lowest = min(LOWEST_TOKEN_ID, size // SPECIAL_SHARE)
+        return cls(lowest, size - lowest)
+
+
+def vocabulary_size(model: str) -> int | None:
+    """How many tokens the model in a folder has; None where its config.json does not tell.
+
+    Models of text and images tell it in a part of their configuration.
+    """
+    try:
+        config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    parts = [config, *config.values()] if isinstance(config, Mapping) else []
+    sizes = [part.get(SIZE) for part in parts if isinstance(part, Mapping)]
+    whole = [size for size in sizes if isinstance(size, int) and size > 1]
+    return min(whole, default=None)

@@ -1,0 +1,134 @@
+"""One real server with two stages: its slots, its death under load, and nothing left of it."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from runner.cluster.executor import RunningLaunch
+from runner.cluster.inline import InlineExecutor
+from runner.config import parse_study
+from runner.engines.lease import read_leases
+from runner.errors import ServerFailed
+from runner.launch import plan_launch
+from runner.trial import LaunchSpec, Lengths, LoadPlan, LoadProtocol
+from tests.emulated_server import generate_body
+from tests.real.cpu_study import cpu_study, needs_sglang
+from tests.slot_bursts import BURSTS, send_at_once, sequence
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(900), needs_sglang]
+
+SETTING = {"pp_size": 2, "pp_async_batch_depth": 2, "pp_max_micro_batch_size": 8}
+LOAD = LoadPlan(
+    phase="rung-0",
+    protocol=LoadProtocol.CLOSED_LOOP,
+    concurrency=4,
+    prompt_tokens=Lengths.fixed(16),
+    output_tokens=Lengths.fixed(48),
+    seed=0,
+    precision=1.0,
+    min_window_s=1.0,
+    max_window_s=60.0,
+)
+LATE_S = 0.3  # from the end of an answer to the line of its batch
+
+
+@dataclass(frozen=True)
+class Real:
+    """A running launch and its folder."""
+
+    servers: RunningLaunch
+    folder: Path
+    stack: ExitStack
+
+    @property
+    def log(self) -> str:
+        return (self.folder / "launch" / "replica-0.log").read_text(encoding="utf-8")
+
+    @property
+    def port(self) -> int:
+        (lease,) = read_leases(self.folder / "leases").leases
+        return lease.port
+
+    def processes(self) -> list[psutil.Process]:
+        (lease,) = read_leases(self.folder / "leases").leases
+        return [psutil.Process(stat.process.pid) for stat in lease.group.members()]
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Real]:
+    folder = tmp_path_factory.mktemp("real")
+    settings = parse_study(cpu_study(folder))
+    plan = plan_launch(settings, SETTING)
+    spec = LaunchSpec(1, plan.key, plan.server_args, plan.replicas, plan.gpus_per_replica)
+    with (
+        closing(InlineExecutor(settings, folder / "machine", folder / "leases")) as executor,
+        ExitStack() as stack,
+    ):
+        launch = executor.launch(spec, folder / "launch", lambda _: None)
+        yield Real(stack.enter_context(launch), folder, stack)
+
+
+@pytest.mark.parametrize(("cap", "count", "expected"), BURSTS)
+def test_a_burst_fills_the_slots(real: Real, cap: int, count: int, expected: str) -> None:
+    """As recorded, if the first visit finds one request; it may find more on another machine."""
+    alone, waiting = filled(count, cap, first=1)
+    shown = {int(word[1:].split("/")[0]) for word in expected.split() if word[0] == "D"}
+    assert (shown, expected.endswith(f"/{waiting}")) == (set(alone), True)
+    resolved = real.servers.set_live({"pp_max_micro_batch_size": cap})
+    assert resolved["pp_max_micro_batch_size"] == cap
+    time.sleep(LATE_S)
+    before = len(real.log)
+    send_at_once(real.port, json.dumps(generate_body(8, *range(3, 19))).encode(), count)
+    time.sleep(LATE_S)
+    words = sequence(real.log[before:])
+    possible = [filled(count, cap, first) for first in range(1, cap + 1)]
+    assert any(decoded(words, len(sizes)) == (sizes, late) for sizes, late in possible), words
+
+
+def test_a_stage_killed_under_load_ends_the_server_and_is_named(real: Real) -> None:
+    stages = [p for p in real.processes() if "scheduler" in " ".join(p.cmdline())]
+    assert len(stages) == 2
+    group = real.processes()
+
+    def kill() -> None:
+        seen = real.log.count("Decode batch")
+        while real.log.count("Decode batch") < seen + 20:
+            time.sleep(0.1)
+        stages[1].kill()
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    with pytest.raises(ServerFailed) as caught:
+        real.servers.run_load(replace(LOAD, min_window_s=1e6, max_window_s=1e6))
+    killer.join()
+    assert "crashed with exit code -9" in str(caught.value)
+    real.stack.close()
+    assert [process for process in group if process.is_running()] == []
+    assert read_leases(real.folder / "leases").leases == ()
+
+
+def filled(count: int, cap: int, first: int, slots: int = 4) -> tuple[list[int], int]:
+    """Requests of each slot, sorted, and who waits, when the first visit finds `first` of them."""
+    sizes, rest = [first], count - first
+    while rest and len(sizes) < slots:
+        sizes.append(min(cap, rest))
+        rest -= sizes[-1]
+    topped = min(cap - first, rest)
+    sizes[0] += topped
+    return sorted(sizes), rest - topped
+
+
+def decoded(words: str, slots: int) -> tuple[list[int], int]:
+    """Requests of each slot, sorted, and who waits, in the first full round of decodes."""
+    after = words.rpartition(" P")[2].split() if words.count("P") > 1 else words.split()
+    decodes = [word[1:].split("/") for word in after if word.startswith("D")][:slots]
+    return sorted(int(running) for running, _ in decodes), int(decodes[0][1])

@@ -1,0 +1,93 @@
+"""A whole study on real servers: refused flags, a driver killed in the middle, what is left."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from runner.engines.lease import Lease, read_leases
+from tests.driving import Home, kill, wait_for
+from tests.real.cpu_study import cpu_study, needs_sglang
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(3600), needs_sglang]
+
+LIMIT_S = 3000.0
+GONE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory: pytest.TempPathFactory) -> Home:
+    folder: Path = tmp_path_factory.mktemp("study")
+    return Home(folder, cpu_study(folder), LIMIT_S)
+
+
+def leases(home: Home) -> tuple[Lease, ...]:
+    return read_leases(home.study_folder / "leases").leases
+
+
+def servers(home: Home) -> list[psutil.Process]:
+    """Every process of every server that has a lease."""
+    members = [stat for lease in leases(home) for stat in lease.group.members()]
+    return [psutil.Process(stat.process.pid) for stat in members]
+
+
+@pytest.mark.parametrize(
+    ("option", "words"),
+    [
+        ("engine.args.max_runing_requests=16", "max_running_requests"),
+        ("engine.args.pp_max_micro=4", "pp_max_micro_batch_size"),  # argparse would take it
+        ("engine.args.attention_backend=flashinfr", "flashinfer"),
+        ("parameters.sampling_bakend={choices: [pytorch]}", "sampling_backend"),
+    ],
+)
+def test_a_flag_that_sglang_does_not_have_is_refused_before_any_launch(
+    home: Home, option: str, words: str
+) -> None:
+    done = home.tune("--set", option)
+    assert done.returncode == 2, done.stderr
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    assert list(home.study_folder.glob("launches/*")) == []
+
+
+def test_a_driver_killed_in_the_middle_takes_its_servers_along_and_continues(home: Home) -> None:
+    driver = home.start()
+    wait_for(lambda: len(home.results()) >= 1 and leases(home) != (), "a trial and a launch", 1500)
+    wait_for(lambda: servers(home) != [], "servers", 120)
+    running = servers(home)
+    kill(driver)
+    wait_for(lambda: not any(map(psutil.Process.is_running, running)), "their end", GONE_S)
+
+    done = home.tune()
+
+    assert done.returncode == 0, done.stderr
+    assert leases(home) == ()
+    results = home.results()
+    assert [result["number"] for result in results] == list(range(len(results)))
+    assert {result["outcome"] for result in results} <= {"complete", "pruned", "lost", "invalid"}
+    counted = [r for r in results if r["repeat_of"] is None and r["outcome"] == "complete"]
+    assert len(counted) >= 5
+
+
+def test_what_was_asked_ran(home: Home) -> None:
+    for result in complete(home):
+        for name, value in result["params"].items():
+            if name == "pp_max_micro_batch_size" and result["params"]["pp_size"] == 1:
+                continue
+            assert result["resolved"][name] == value, result["number"]
+
+
+def test_caps_are_changed_on_a_running_server_and_confirmed_as_a_flag(home: Home) -> None:
+    caps: dict[int, set[int]] = {}
+    for result in complete(home):
+        cap = result["resolved"].get("pp_max_micro_batch_size")
+        if result["repeat_of"] is None and "pp_max_micro_batch_size" in result["params"]:
+            caps.setdefault(result["launch"], set()).add(cap)
+    assert max(map(len, caps.values())) >= 2
+
+
+def complete(home: Home) -> list[dict[str, Any]]:
+    return [result for result in home.results() if result["outcome"] == "complete"]
