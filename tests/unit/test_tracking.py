@@ -525,7 +525,7 @@ def test_a_home_may_have_any_name(tmp_path: Path, empty_store: Path) -> None:
     result = complete_trial(0, 500.0, PARAMS)
     write_trial(store, result)
     Tracker(store.mlflow_uri, store, SETTINGS).finish("finished")
-    assert len(artifacts(store, children(store)[0])) == 8
+    assert len(artifacts(store, children(store)[0])) == 9
 
 
 # --- values ---------------------------------------------------------------------------------
