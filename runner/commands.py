@@ -41,9 +41,12 @@ def tune(args: argparse.Namespace, settings: StudySettings, words: list[str]) ->
         raise ConfigError(
             "--address names a Ray cluster, --executor inline uses none: leave one out"
         )
-    check_engine(settings, is_local=args.address is None)
+    is_local = args.address is None
+    check_engine(settings, is_local=is_local)
     if args.address is not None:
         check_reachable(args.address)
+    if is_local and not StudyStore(args.home, settings.name).has_measured():
+        check_flags(settings)
     command = ["runner", *words]
     for flag in ("executor", "address"):
         if getattr(args, flag):
@@ -84,6 +87,24 @@ def check_engine(settings: StudySettings, *, is_local: bool) -> None:
         and not Path(engine.model).exists()
     ):
         raise ConfigError(f"engine.model: {engine.model} does not exist on this machine")
+
+
+def check_flags(settings: StudySettings) -> None:
+    """The servers have a flag for every parameter, asked of what is installed here.
+
+    It is asked again when the machine is opened; here it is known before anything is begun.
+    Raises ConfigError.
+    """
+    from runner.engines.program import environment_for
+    from runner.engines.sglang.parameter_check import check_parameters
+    from runner.trial import EngineKind
+
+    kind = settings.engine.kind
+    if kind is EngineKind.SIMULATED:
+        return  # it knows settings that no flag stands for, and ignores what it has no model of
+    if kind is EngineKind.SGLANG:
+        print("asking SGLang for its flags; the first time takes a while", file=sys.stderr)
+    check_parameters(settings, environment_for(settings.engine))
 
 
 def check_faults(settings: StudySettings) -> None:

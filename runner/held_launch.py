@@ -8,9 +8,15 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from runner.clock import Clock
-from runner.cluster.executor import Executor, LoadSight, RunningLaunch, StartSight
+from runner.cluster.executor import (
+    Executor,
+    LoadSight,
+    NoteSight,
+    RunningLaunch,
+    StartSight,
+)
 from runner.errors import Interrupted
-from runner.insight.live import LaunchPhase, RungProgress, View
+from runner.insight.live import LaunchPhase, Note, RungProgress, View
 from runner.launch import LaunchPlan
 from runner.record.store import StudyStore
 from runner.trial import LaunchSpec
@@ -115,9 +121,11 @@ class HeldLaunch:
         self._ready_s = self._clock.now_s()
         return Held(spec, servers, stack)
 
-    def _on_sight(self, launch: int, sight: LoadSight | StartSight) -> None:
+    def _on_sight(self, launch: int, sight: LoadSight | StartSight | NoteSight) -> None:
         match sight:
             case LoadSight(output_throughput, power_w):
                 self._view.handle(RungProgress(output_throughput, power_w))
             case StartSight(phase):
                 self._view.handle(LaunchPhase(launch, phase))
+            case NoteSight(text):
+                self._view.handle(Note(text))

@@ -64,6 +64,7 @@ class Stage(StrEnum):
     PLACE = "place"
     START = "start"
     LIVE = "live"
+    CANARY = "canary"
     WARMUP = "warmup"
     MEASURE = "measure"
     JUDGE = "judge"

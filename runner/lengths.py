@@ -37,6 +37,19 @@ def written_mean(lengths: Lengths) -> float:
             return lengths.a
 
 
+def longest(lengths: Lengths) -> float:
+    """The highest count of a law; of a normal one that which hardly any request exceeds."""
+    match lengths.kind:
+        case "uniform":
+            return lengths.b
+        case "normal":
+            return lengths.a + 4 * lengths.b
+        case "recorded":
+            return max(lengths.values, default=0)
+        case _:
+            return lengths.a
+
+
 def scaled(lengths: Lengths, mean: float) -> Lengths:
     """The law with another mean and the same shape: every count times one factor, at least 1."""
     factor = mean / written_mean(lengths)

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from runner.kinds import LoadStart, Outcome, Params, Stage, TrialLengths
+from runner.canary import CanaryResult
+from runner.kinds import LoadStart, Outcome, Params, ParamValue, Stage, TrialLengths
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +107,13 @@ class RungResult:
 
 @dataclass(frozen=True, slots=True)
 class TrialResult:
-    """What result.json holds; `values` in the order of the study's objectives."""
+    """What result.json holds; `values` in the order of the study's objectives.
+
+    `canary` compares what its servers say with the study's first good launch; None: nothing was
+    asked. `differences` are parameters that run with another value than asked for: (asked, runs).
+    `identity` is equal for trials whose servers resolved to the same; None: not known. `shares` is
+    the trial whose measurement this one shows, because their identities are equal.
+    """
 
     number: int
     name: str | None
@@ -126,3 +133,7 @@ class TrialResult:
     timing_s: Mapping[str, float] = field(default_factory=dict)
     schema_version: int = 1
     lengths: TrialLengths = TrialLengths.SEARCH
+    canary: CanaryResult | None = None
+    differences: Mapping[str, tuple[ParamValue, ParamValue]] = field(default_factory=dict)
+    identity: str | None = None
+    shares: int | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from runner.errors import ClusterLost, TrialError
+from runner.errors import ClusterLost, Invalid, TrialError
 from runner.trial import (
     BatchSample,
     Failure,
@@ -18,10 +18,12 @@ from runner.trial import (
 
 
 def run_trial(trial: TrialSpec, servers: RunningServers, judge: Judge) -> Measurement | Failure:
-    """Set the live parameters, warm up, measure each rung; measures and does not judge."""
+    """Set the live parameters, check the output, warm up, measure each rung; does not judge."""
     stage = Stage.LIVE
     try:
         resolved = servers.set_live(trial.live)
+        stage = Stage.CANARY
+        check_outputs(servers, judge)
         stage = Stage.WARMUP
         if trial.first_rung < len(trial.rungs):
             servers.run_load(trial.warmup)
@@ -35,6 +37,15 @@ def run_trial(trial: TrialSpec, servers: RunningServers, judge: Judge) -> Measur
         return Measurement(resolved, len(trial.rungs), stopped_early=False)
     except (TrialError, ClusterLost) as error:
         return Failure.of(error, stage)
+
+
+def check_outputs(servers: RunningServers, judge: Judge) -> None:
+    """Raise Invalid when the servers say what they should not, and again when asked again."""
+    if judge.check_outputs(servers.greedy_outputs()) is None:
+        return
+    wrong = judge.check_outputs(servers.greedy_outputs())
+    if wrong is not None:
+        raise Invalid(wrong)
 
 
 def measure_rung(

@@ -19,6 +19,7 @@ from runner.clock import Clock
 from runner.cluster.executor import Executor
 from runner.config import MAY_CHANGE, complete, diff, dump
 from runner.engines.lease import end_orphans, end_own
+from runner.engines.sglang.parameter_check import check_parameters
 from runner.errors import ConfigError, Interrupted, RunnerError, StudyError
 from runner.held_launch import HeldLaunch
 from runner.insight.live import Note, StudyEnded, StudyStarted, View
@@ -34,6 +35,7 @@ from runner.record.tracking import Tracker
 from runner.search.storage import move_study
 from runner.search.study import Search
 from runner.settings import StudySettings
+from runner.sharing import Sharing
 from runner.trial import Outcome
 from runner.tune import Study, tune
 
@@ -69,7 +71,8 @@ def run_session(request: SessionRequest) -> int:
         tracker = BackgroundTracker(lambda: Tracker(uri, store, settings))
         clock = Clock(settings.engine.time_scale)
         launches = HeldLaunch(lambda: open_machine(request, store, view), store, view, clock)
-        study = Study(settings, store, search, tracker, launches, view)
+        sharing = Sharing(settings, store)
+        study = Study(settings, store, search, tracker, launches, view, sharing)
         with interruptible(launches, store, request.command):
             drive(study, request.command)
         search.close()
@@ -78,14 +81,22 @@ def run_session(request: SessionRequest) -> int:
 
 
 def open_machine(request: SessionRequest, store: StudyStore, view: View) -> Executor:
-    """Open the executor; its GPUs and load generators are tried before the first launch.
+    """Open the executor; what it needs of its machine is tried before the first launch.
 
-    The GPUs once per study, the load generators once per start of the machine.
+    The servers' flags each time, the GPUs once per study, the load generators once per start of
+    the machine.
 
-    Raises StudyError when the study asks for power that its GPUs do not tell.
+    Raises ConfigError for a parameter that the servers do not have, StudyError when others use the
+    study's GPUs, or when it asks for power that they do not tell.
     """
     executor = request.open_executor(request.settings, store)
     try:
+        environment = executor.server_environment()
+        if environment is not None:
+            check_parameters(request.settings, environment)
+            if environment.note is not None:
+                view.handle(Note(environment.note))
+        executor.check_gpus()
         idle = store.read_idle()
         if idle is None:
             idle = executor.idle_gpus()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from runner.canary import CanaryResult, GreedyOutput
 from runner.errors import (
     ClusterLost,
     Infeasible,
@@ -41,10 +42,12 @@ from runner.result import (
 
 __all__ = [  # words of other files that belong to these: everyone finds them here
     "Arrivals",
+    "CanaryResult",
     "Distribution",
     "EngineKind",
     "Evidence",
     "GpuEnergy",
+    "GreedyOutput",
     "Lengths",
     "LoadProtocol",
     "LoadStart",
@@ -311,6 +314,13 @@ class RunningServers(Protocol):
         """
         ...
 
+    def greedy_outputs(self) -> tuple[tuple[GreedyOutput, ...], ...]:
+        """Have each replica continue the canary's prompts; leaves the servers drained.
+
+        By replica, then by prompt; empty where servers have no tokens to tell (simulated ones).
+        """
+        ...
+
     def run_load(self, plan: LoadPlan) -> LoadRun:
         """Drive one phase of load on all replicas, to its end; leaves the servers drained."""
         ...
@@ -330,6 +340,10 @@ class RunningServers(Protocol):
 
 class Judge(Protocol):
     """The driver's side of a trial in progress."""
+
+    def check_outputs(self, replicas: Sequence[Sequence[GreedyOutput]]) -> str | None:
+        """Compare what the servers say with what they should; what is wrong, or None."""
+        ...
 
     def next_load(self, position: int, loads: Sequence[LoadRun]) -> LoadPlan | None:
         """The next restart of the load of a rung, given those that were driven; None: enough."""

@@ -10,16 +10,18 @@ MLflow does not have are logged when the study continues.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
+from runner.canary import CanaryRecord
 from runner.clock import Clock, ClockAnchor
 from runner.cluster.executor import RunningLaunch
 from runner.errors import ClusterLost, ConfigError, StudyError, TrialError
 from runner.held_launch import HeldLaunch
 from runner.insight.live import Note, RungDone, TrialDone, TrialStarted, View
 from runner.launch import LaunchPlan, plan_launch
+from runner.measure.canary import numerics_of
 from runner.plans import rung_plans, warmup_plan
 from runner.record.background import BackgroundTracker
 from runner.record.store import StudyStore
@@ -27,18 +29,21 @@ from runner.run_trial import run_trial
 from runner.search.proposals import Proposal
 from runner.search.study import Search
 from runner.settings import StudySettings
+from runner.sharing import Sharing
 from runner.trial import (
     EngineKind,
     Failure,
+    GreedyOutput,
     LaunchSpec,
     LoadPlan,
     Outcome,
+    Params,
     RungResult,
     Stage,
     TrialResult,
     TrialSpec,
 )
-from runner.verdict import RungKeeper, TrialIdentity, conclude
+from runner.verdict import CanaryKeeper, RungKeeper, TrialIdentity, conclude, shared_result
 
 MOST_LOSSES = 5
 
@@ -53,6 +58,7 @@ class Study:
     tracker: BackgroundTracker
     launches: HeldLaunch
     view: View
+    sharing: Sharing
 
 
 def tune(study: Study) -> None:
@@ -63,6 +69,7 @@ def tune(study: Study) -> None:
         Interrupted: the user asked to stop; what was measured is kept.
     """
     check_whole(study)
+    study.sharing.note_all()
     tell_finished(study)
     for proposal in proposals(study):
         result = study.search.settle(measure(study, proposal))
@@ -110,8 +117,15 @@ def proposals(study: Study) -> Iterator[Proposal]:
 def spent(study: Study) -> tuple[float, int, float]:
     """Minutes, launches and joules that the study has used so far."""
     results = study.store.results()
-    energy_j = sum(rung.energy_j or 0.0 for result in results for rung in result.rungs)
+    energy_j = sum(rung.energy_j or 0.0 for rung in measured_rungs(results))
     return study.store.minutes_used(), study.store.launches_used(), energy_j
+
+
+def measured_rungs(results: Sequence[TrialResult]) -> Iterator[RungResult]:
+    """The rungs that were measured, each once: not those that a trial shares."""
+    for result in results:
+        if result.shares is None:
+            yield from result.rungs
 
 
 def measure(study: Study, proposal: Proposal) -> TrialResult:
@@ -148,6 +162,7 @@ def measure_on_launch(study: Study, proposal: Proposal) -> TrialResult:
         keep=partial(study.store.write_rung, proposal.number),
         should_stop=partial(report_rung, study, proposal.number),
         on_judged=partial(judged, study, proposal.number),
+        canary=canary_keeper(study, proposal),
     )
     study.view.handle(
         TrialStarted(
@@ -161,18 +176,56 @@ def measure_on_launch(study: Study, proposal: Proposal) -> TrialResult:
     spec = trial_spec(study, proposal, plan)
     spec = replace(spec, first_rung=len(spec.rungs) if keeper.is_decided else kept)
     begin(study, spec, launch=None, servers=None)
+    is_new = kept == 0 and proposal.repeat_of is None
+    if is_new and (shown := shared(study, identity, plan)) is not None:
+        return shown
     try:
         servers = study.launches.servers_for(plan, fresh=proposal.fresh_launch)
     except (TrialError, ClusterLost) as error:
         return conclude(identity, Failure.of(error, Stage.START), keeper, launch=None)
     launch = study.launches.spec
+    study.sharing.note(launch)
+    if is_new and (shown := shared(study, identity, plan)) is not None:
+        return shown
     begin(study, spec, launch, servers)
     if study.settings.engine.kind is not EngineKind.SIMULATED:
         study.tracker.wait()
     measured = run_trial(spec, servers, keeper)
     if isinstance(measured, Failure):
         study.launches.release()
-    return conclude(identity, measured, keeper, launch.number if launch else None)
+    same_as = study.sharing.identity(plan, identity.lengths)
+    return conclude(identity, measured, keeper, launch.number if launch else None, same_as)
+
+
+def shared(study: Study, identity: TrialIdentity, plan: LaunchPlan) -> TrialResult | None:
+    """The result of a trial that need not be measured: its servers resolve to another one's."""
+    original = study.sharing.original(study.sharing.identity(plan, identity.lengths))
+    if original is None:
+        return None
+    study.view.handle(
+        Note(
+            f"trial {identity.number} resolves to the same servers as trial {original.number}, "
+            "so it shows that one's measurement"
+        )
+    )
+    return shared_result(study.settings, identity, original)
+
+
+def canary_keeper(study: Study, proposal: Proposal) -> CanaryKeeper:
+    """Compares what the servers of a proposal say, with the study's reference for its numerics."""
+    numerics = numerics_of({**study.settings.engine.args, **proposal.params})
+    keep = partial(keep_outputs, study, proposal.number, numerics)
+    return CanaryKeeper(study.store.canary.reference(numerics), keep)
+
+
+def keep_outputs(
+    study: Study, number: int, numerics: Params, replicas: Sequence[Sequence[GreedyOutput]]
+) -> None:
+    """Put what the servers say on disk before anything judges it."""
+    launch = study.launches.spec
+    outputs = tuple(tuple(outputs) for outputs in replicas)
+    record = CanaryRecord(number, -1 if launch is None else launch.number, numerics, outputs)
+    study.store.write_outputs(record)
 
 
 def launch_plan(study: Study, proposal: Proposal) -> LaunchPlan | Failure:
@@ -246,7 +299,12 @@ def finish(study: Study, result: TrialResult) -> None:
 
 
 def log_and_tell(study: Study, result: TrialResult) -> None:
-    """Tell Optuna, then MLflow; what a kill leaves out is told and logged by the next session."""
+    """Tell Optuna, then MLflow; what a kill leaves out is told and logged by the next session.
+
+    Before that, what the servers of a complete trial say becomes what others are compared with.
+    """
+    if result.outcome is Outcome.COMPLETE:
+        study.store.canary.adopt(study.store.trial_folder(result.number))
     study.search.tell(result)
     study.tracker.log_trial(result)
     study.view.handle(TrialDone(result))

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from runner.canary import CanaryReference, CanaryResult, CanaryState, GreedyOutput
 from runner.measure.attainment import excess_s
+from runner.measure.canary import judge_outputs
 from runner.measure.idle import POWER_METRICS
 from runner.measure.metrics import judge_rung, metric_value
+from runner.measure.resolved import differences
 from runner.measure.restarts import next_restart
 from runner.plans import levels
 from runner.settings import StudySettings
@@ -40,6 +43,26 @@ class TrialIdentity:
 
 
 @dataclass(slots=True)
+class CanaryKeeper:
+    """Keeps what the servers say, then compares it; `result` is what their last answer came to.
+
+    `reference` None: the study has no good launch with these numerics yet.
+    """
+
+    reference: CanaryReference | None
+    keep: Callable[[Sequence[Sequence[GreedyOutput]]], None]
+    result: CanaryResult | None = None
+
+    def check(self, replicas: Sequence[Sequence[GreedyOutput]]) -> str | None:
+        """What is wrong with the outputs of the replicas; None: nothing."""
+        if not replicas:
+            return None
+        self.keep(replicas)
+        self.result = judge_outputs(self.reference, replicas, self.result)
+        return self.result.difference if self.result.state is CanaryState.MISMATCHED else None
+
+
+@dataclass(slots=True)
 class RungKeeper:
     """The driver's side of a trial (trial.Judge): keeps each rung, judges it, decides.
 
@@ -52,9 +75,14 @@ class RungKeeper:
     keep: Callable[[RungRecord], None]
     should_stop: Callable[[int, float], str | None]
     on_judged: Callable[[RungResult], None]
+    canary: CanaryKeeper | None = None
     rungs: list[RungResult] = field(default_factory=list)
     invalid: str | None = None
     stopped: str | None = None
+
+    def check_outputs(self, replicas: Sequence[Sequence[GreedyOutput]]) -> str | None:
+        """See CanaryKeeper.check."""
+        return None if self.canary is None else self.canary.check(replicas)
 
     def next_load(self, position: int, loads: Sequence[LoadRun]) -> LoadPlan | None:
         """The next restart of a rung's load, by the rule of measure/restarts.py."""
@@ -97,18 +125,24 @@ def conclude(
     measured: Measurement | Failure,
     keeper: RungKeeper,
     launch: int | None,
+    same_as: str | None = None,
 ) -> TrialResult:
-    """The result of a trial; its values are present when every objective was measured."""
+    """The result of a trial; its values are present when every objective was measured.
+
+    `same_as`: the identity of what ran (sharing.py).
+    """
     stage, outcome, reason, log_path = _outcome(measured, keeper)
     values = objective_values(keeper.settings, keeper.rungs)
     if outcome is Outcome.COMPLETE and values is None:
         stage, outcome = Stage.JUDGE, Outcome.INVALID
         reason = _missing_words(keeper.settings, keeper.rungs)
+    resolved = measured.resolved if isinstance(measured, Measurement) else {}
+    asked = {**keeper.settings.engine.args, **identity.params}
     return TrialResult(
         number=identity.number,
         name=identity.name,
         params=identity.params,
-        resolved=measured.resolved if isinstance(measured, Measurement) else {},
+        resolved=resolved,
         outcome=outcome,
         reason=reason,
         retry_of=identity.retry_of,
@@ -122,6 +156,28 @@ def conclude(
         log_path=log_path,
         timing_s={"measured": sum(rung.window_s for rung in keeper.rungs)},
         lengths=identity.lengths,
+        canary=None if keeper.canary is None else keeper.canary.result,
+        differences=differences(asked, resolved),
+        identity=same_as,
+    )
+
+
+def shared_result(
+    settings: StudySettings, identity: TrialIdentity, original: TrialResult
+) -> TrialResult:
+    """The result of a trial that shows the measurement of another one, whose servers are equal."""
+    asked = {**settings.engine.args, **identity.params}
+    return replace(
+        original,
+        number=identity.number,
+        name=identity.name,
+        params=identity.params,
+        retry_of=identity.retry_of,
+        repeat_of=identity.repeat_of,
+        spec_hash=identity.spec_hash,
+        timing_s={"measured": 0.0},
+        differences=differences(asked, original.resolved),
+        shares=original.number,
     )
 
 

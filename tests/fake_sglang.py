@@ -4,8 +4,12 @@ Run as a program; `--fake KEY=VALUE` makes it misbehave:
     log=FILE exit=N    write FILE to the log, then exit with code N (-9: kill itself)
     delay=SECONDS      open the port that late
     hang=1             never open the port
+    stall=FILE         write FILE to the log, then nothing more; never open the port
+    busy=cpu|read      while it stalls, compute, or read from a disk
+    bark=FILE          as SGLang's watchdog: FILE goes to the log line by line, then exit -9
     sick=1             /health answers 503 for ever
     mute=1             /generate is accepted and never answered
+    strict=1           /generate refuses to tell log-probabilities
     ghosts=N           N requests survive, one is given up at each /flush_cache
     deaf=1             the cap is never changed
     keeper=1           a wrapper runs the server, and starts it again when it dies
@@ -19,6 +23,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -54,6 +59,22 @@ def die(path: str, code: int) -> None:
     sys.exit(code)
 
 
+def bark(path: str) -> None:
+    for line in Path(path).read_text(encoding="utf-8").splitlines():
+        sys.stderr.write(line + "\n")
+        time.sleep(0.2)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def stall(path: str, busy: str) -> None:
+    sys.stderr.write(Path(path).read_text(encoding="utf-8"))
+    while True:
+        if busy == "read":
+            Path(sys.executable).resolve().read_bytes()
+        elif not busy:
+            time.sleep(1)
+
+
 class FakeSglang:
     def __init__(self, flags: dict[str, str], fake: dict[str, str]) -> None:
         self.flags = flags
@@ -71,10 +92,7 @@ class FakeSglang:
             case "/server_info":
                 return 200, self.info()
             case "/generate":
-                while "mute" in self.fake:
-                    time.sleep(1)
-                wanted = body["sampling_params"]["max_new_tokens"]
-                return 200, {"output_ids": [1], "meta_info": {"completion_tokens": wanted}}
+                return self.generate(body)
             case "/set_internal_state":
                 asked = body["server_args"]["pp_max_micro_batch_size"]
                 if 1 <= asked <= self.limit and "deaf" not in self.fake:
@@ -90,6 +108,15 @@ class FakeSglang:
                 return 200, {}
             case _:
                 return 404, {"detail": "Not Found"}
+
+    def generate(self, body: dict[str, Any]) -> tuple[int, object]:
+        while "mute" in self.fake:
+            time.sleep(1)
+        if "strict" in self.fake and "return_logprob" in body:
+            return 400, {"error": {"message": "return_logprob is not supported"}}
+        wanted = body["sampling_params"]["max_new_tokens"]
+        ids = [body["input_ids"][0]] * wanted
+        return 200, {"output_ids": ids, "meta_info": {"completion_tokens": wanted}}
 
     def info(self) -> dict[str, object]:
         return {
@@ -131,6 +158,7 @@ def serve(server: FakeSglang) -> None:
     class Listener(ThreadingHTTPServer):
         allow_reuse_address = "kept" in server.fake
         daemon_threads = True
+        request_queue_size = 64
 
     port = int(server.flags["port"])
     try:
@@ -141,7 +169,11 @@ def serve(server: FakeSglang) -> None:
             f"('127.0.0.1', {port}): address already in use"
         )
         sys.exit(1)
-    say("The server is fired up and ready to roll!")
+    say(f"INFO:     Uvicorn running on http://127.0.0.1:{port} (Press CTRL+C to quit)")
+    if "bark" in server.fake:
+        threading.Thread(target=bark, args=(server.fake["bark"],), daemon=True).start()
+    if "sick" not in server.fake:
+        say("The server is fired up and ready to roll!")
     listener.serve_forever()
 
 
@@ -157,6 +189,8 @@ def main() -> None:
     if "log" in fake:
         die(fake["log"], int(fake["exit"]))
     time.sleep(float(fake.get("delay", "0.1")))
+    if "stall" in fake:
+        stall(fake["stall"], fake.get("busy", ""))
     while "hang" in fake:
         time.sleep(1)
     say("Load weight begin. avail mem=1.00 GB")

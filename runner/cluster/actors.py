@@ -15,17 +15,27 @@ from ray.actor import ActorHandle
 
 from runner.clock import Clock
 from runner.cluster.handles import LocalLoad, LocalMeter
-from runner.engines.program import sensor_for
+from runner.engines.program import environment_for, sensor_for
+from runner.engines.sglang.environment import ServerEnvironment
 from runner.engines.sglang.replica import ReplicaSpec
 from runner.engines.sglang.server import Server, ServerStarted
 from runner.engines.simulated import SimulatedServers
-from runner.errors import StudyError
+from runner.errors import ClusterLost, StudyError
 from runner.load.client import Target
 from runner.load.self_check import LoadCheck
 from runner.measure.idle import IdleGpu
 from runner.measure.power import GpuIdentity
-from runner.settings import StudySettings
-from runner.trial import BatchSample, LaunchSpec, LoadPlan, LoadRun, Params, PowerSample
+from runner.measure.use import GpuUse
+from runner.settings import EngineSettings, StudySettings
+from runner.trial import (
+    BatchSample,
+    GreedyOutput,
+    LaunchSpec,
+    LoadPlan,
+    LoadRun,
+    Params,
+    PowerSample,
+)
 
 THREADS = 4
 
@@ -41,6 +51,24 @@ def gpus_of_cluster() -> int:
     """How many GPUs the nodes of the cluster have together."""
     resources: dict[str, float] = cast("Any", ray).cluster_resources()
     return int(resources.get("GPU", 0))
+
+
+def node_with_gpus() -> str:
+    """The id of the living node with the most GPUs; raises ClusterLost when none has any."""
+    nodes: list[dict[str, Any]] = cast("Any", ray).nodes()
+    counts = {str(n["NodeID"]): n["Resources"].get("GPU", 0) for n in nodes if n["Alive"]}
+    best = max(counts, key=lambda node: counts[node], default=None)
+    if best is None or not counts[best]:
+        raise ClusterLost("no node of the cluster has a GPU")
+    return best
+
+
+class EnvironmentActor:
+    """Finds out what the servers of a node offer; ends after that."""
+
+    def read(self, engine: EngineSettings) -> ServerEnvironment:
+        """See environment_for."""
+        return environment_for(engine)
 
 
 class ServerActor:
@@ -72,6 +100,10 @@ class ServerActor:
     def set_live(self, live: Params) -> Params:
         """See Server.set_live."""
         return self._current().set_live(live)
+
+    def greedy_outputs(self) -> tuple[GreedyOutput, ...]:
+        """See Server.greedy_outputs."""
+        return self._current().greedy_outputs()
 
     def drain(self) -> None:
         """See Server.drain."""
@@ -136,6 +168,10 @@ class MeterActor:
     def idle(self, gpus: tuple[GpuIdentity, ...]) -> tuple[IdleGpu, ...]:
         """See LocalMeter.idle."""
         return self._meter.idle(gpus)
+
+    def use(self, gpus: tuple[GpuIdentity, ...]) -> tuple[GpuUse, ...]:
+        """See LocalMeter.use."""
+        return self._meter.use(gpus)
 
     def begin(self, gpu_uuids: tuple[str, ...]) -> None:
         """See LocalMeter.begin."""

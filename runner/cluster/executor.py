@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol, TypeAlias
 
+from runner.engines.sglang.environment import ServerEnvironment
 from runner.load.self_check import LoadCheck
 from runner.measure.idle import IdleGpu
 from runner.trial import LaunchSpec, RunningServers
@@ -42,7 +43,14 @@ class StartSight:
     phase: str
 
 
-OnSight: TypeAlias = Callable[[LoadSight | StartSight], None]
+@dataclass(frozen=True, slots=True)
+class NoteSight:
+    """What the user should know of the launch that begins."""
+
+    text: str
+
+
+OnSight: TypeAlias = Callable[[LoadSight | StartSight | NoteSight], None]
 
 
 class RunningLaunch(RunningServers, Protocol):
@@ -68,8 +76,16 @@ class Executor(Protocol):
 
         Raises:
             Infeasible, ServerFailed: the setting cannot run, or a server died while starting.
-            ClusterLost: an actor, node or port was lost.
+            ClusterLost: an actor, node or port was lost, or GPU memory was not given back.
+            StudyError: others use the study's GPUs, or too few are left that are free.
             Interrupted: `interrupt` was called.
+        """
+        ...
+
+    def server_environment(self) -> ServerEnvironment | None:
+        """What the servers offer, as it was found when the executor was opened.
+
+        None for simulated servers, which have no command line.
         """
         ...
 
@@ -78,6 +94,10 @@ class Executor(Protocol):
 
         Raises LoadFailed when one cannot be tried.
         """
+        ...
+
+    def check_gpus(self) -> None:
+        """Raise StudyError when others use the study's GPUs; while nothing of it runs on them."""
         ...
 
     def idle_gpus(self) -> tuple[IdleGpu, ...]:

@@ -9,17 +9,20 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from runner.clock import Clock
-from runner.cluster.executor import LaunchReport, OnSight, RunningLaunch
+from runner.cluster.executor import LaunchReport, NoteSight, OnSight, RunningLaunch
 from runner.cluster.handles import LocalLoad, LocalMeter
 from runner.cluster.placement import assign_gpus, study_gpus
+from runner.cluster.pool import GpuPool
 from runner.cluster.replica import LaunchPlace, replica_spec
 from runner.cluster.servers import HttpServers, LaunchParts, check_loads
-from runner.engines.program import program_for, sensor_for
+from runner.engines.program import environment_for, program_for, sensor_for, with_cache
+from runner.engines.sglang.environment import ServerEnvironment
 from runner.engines.sglang.server import Server
 from runner.engines.simulated import SimulatedServers, simulated_idle
 from runner.errors import Interrupted, StudyError
 from runner.load.self_check import LoadCheck
 from runner.measure.idle import IdleGpu
+from runner.measure.power import GpuIdentity
 from runner.measure.visible import VARIABLE
 from runner.settings import StudySettings
 from runner.trial import EngineKind, LaunchSpec
@@ -35,12 +38,15 @@ class InlineExecutor:
         self._clock = Clock(settings.engine.time_scale)
         if settings.engine.kind is EngineKind.SIMULATED:
             return
-        self._program = program_for(settings, machine_folder)
         self._load = LocalLoad(self._clock)
         self._meter = LocalMeter(lambda: sensor_for(settings, machine_folder), self._clock)
         usable = study_gpus(settings, self._meter.gpus(), os.environ)
         require_gpus(settings, len(usable))
-        self._gpus = usable[: settings.hardware.gpus]
+        program = program_for(settings, machine_folder, environment_for(settings.engine))
+        self._program = with_cache(program, settings, usable)
+        self._pool = GpuPool(
+            usable, settings.hardware.gpus, self._meter.use, self._clock, self._stop
+        )
 
     @contextmanager
     def launch(self, spec: LaunchSpec, folder: Path, on_sight: OnSight) -> Iterator[RunningLaunch]:
@@ -50,22 +56,37 @@ class InlineExecutor:
         if self._settings.engine.kind is EngineKind.SIMULATED:
             yield SimulatedLaunch(self._settings, spec, self._stop)
             return
-        servers = HttpServers(self._parts(spec, folder), self._stop, on_sight)
+        gpus = self._pool.take(lambda text: on_sight(NoteSight(text)))
+        servers = HttpServers(self._parts(spec, folder, gpus), self._stop, on_sight)
         try:
             servers.start()
             yield servers
         finally:
-            servers.stop()
+            try:
+                servers.stop()
+            finally:
+                self._pool.quarantine(servers.dirty)
+
+    def server_environment(self) -> ServerEnvironment | None:
+        """See Executor.server_environment."""
+        if self._settings.engine.kind is EngineKind.SIMULATED:
+            return None
+        return self._program.environment
 
     def check_load(self, streams: int) -> tuple[LoadCheck, ...]:
         """See Executor.check_load."""
         return check_loads((self._load,), streams)
 
+    def check_gpus(self) -> None:
+        """See Executor.check_gpus."""
+        if self._settings.engine.kind is not EngineKind.SIMULATED:
+            self._pool.require(self._pool.gpus, lambda _: None)
+
     def idle_gpus(self) -> tuple[IdleGpu, ...]:
         """See Executor.idle_gpus."""
         if self._settings.engine.kind is EngineKind.SIMULATED:
             return simulated_idle(self._settings)
-        return self._meter.idle(self._gpus)
+        return self._meter.idle(self._pool.gpus)
 
     def interrupt(self) -> None:
         """See Executor.interrupt."""
@@ -74,13 +95,13 @@ class InlineExecutor:
     def close(self) -> None:
         """Nothing outlives a launch here."""
 
-    def _parts(self, spec: LaunchSpec, folder: Path) -> LaunchParts:
-        placed = assign_gpus(spec, self._gpus)
+    def _parts(self, spec: LaunchSpec, folder: Path, gpus: tuple[GpuIdentity, ...]) -> LaunchParts:
+        placed = assign_gpus(spec, gpus)
         place = LaunchPlace(self._program, folder, self._leases_folder)
         replicas = tuple(
-            Server(replica_spec(spec, index, gpus, place)) for index, gpus in enumerate(placed)
+            Server(replica_spec(spec, index, own, place)) for index, own in enumerate(placed)
         )
-        used = tuple(gpu.uuid for gpus in placed for gpu in gpus)
+        used = tuple(gpu.uuid for own in placed for gpu in own)
         return LaunchParts(replicas, (self._load,), self._meter, used, self._clock)
 
 

@@ -17,7 +17,8 @@ from runner.load.client import Target
 from runner.load.self_check import LoadCheck
 from runner.measure.idle import IdleGpu
 from runner.measure.power import GpuIdentity
-from runner.trial import BatchSample, LoadPlan, LoadRun, Params, PowerSample
+from runner.measure.use import GpuUse
+from runner.trial import BatchSample, GreedyOutput, LoadPlan, LoadRun, Params, PowerSample
 
 
 def result_of(reference: Any) -> Any:  # noqa: ANN401 - Ray's references are untyped
@@ -68,6 +69,9 @@ class ReplicaProxy:
     def set_live(self, live: Params) -> Params:
         return cast("Params", result_of(self._actor.set_live.remote(dict(live))))
 
+    def greedy_outputs(self) -> tuple[GreedyOutput, ...]:
+        return cast("tuple[GreedyOutput, ...]", result_of(self._actor.greedy_outputs.remote()))
+
     def drain(self) -> None:
         result_of(self._actor.drain.remote())
 
@@ -117,6 +121,9 @@ class MeterProxy:
     def idle(self, gpus: tuple[GpuIdentity, ...]) -> tuple[IdleGpu, ...]:
         return cast("tuple[IdleGpu, ...]", result_of(self._actor.idle.remote(gpus)))
 
+    def use(self, gpus: tuple[GpuIdentity, ...]) -> tuple[GpuUse, ...]:
+        return cast("tuple[GpuUse, ...]", result_of(self._actor.use.remote(gpus)))
+
     def begin(self, gpu_uuids: tuple[str, ...]) -> None:
         result_of(self._actor.begin.remote(gpu_uuids))
 
@@ -151,6 +158,9 @@ class SimulatedProxy:
 
     def set_live(self, live: Params) -> Params:
         return cast("Params", result_of(self._actor.set_live.remote(dict(live))))
+
+    def greedy_outputs(self) -> tuple[tuple[GreedyOutput, ...], ...]:
+        return ()
 
     def run_load(self, plan: LoadPlan) -> LoadRun:
         return cast("LoadRun", result_of(self._actor.run_load.remote(plan)))

@@ -9,43 +9,51 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import ray
 from ray.exceptions import AuthenticationError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
-from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+from ray.util.scheduling_strategies import (
+    NodeAffinitySchedulingStrategy,
+    PlacementGroupSchedulingStrategy,
+)
 
 from runner.clock import Clock
 from runner.cluster.actors import (
+    EnvironmentActor,
     LoadActor,
     MeterActor,
     ServerActor,
     SimulatedActor,
     gpus_of_cluster,
+    node_with_gpus,
     start_actor,
 )
-from runner.cluster.executor import OnSight, RunningLaunch
+from runner.cluster.executor import NoteSight, OnSight, RunningLaunch
 from runner.cluster.inline import require_gpus
 from runner.cluster.placement import study_gpus
+from runner.cluster.pool import GpuPool
 from runner.cluster.proxies import (
     LoadProxy,
     MeterProxy,
     ReplicaProxy,
     SimulatedProxy,
     last_line,
+    result_of,
 )
 from runner.cluster.replica import LaunchPlace, replica_spec
 from runner.cluster.servers import STREAMS_PER_LOAD, HttpServers, LaunchParts, check_loads
 from runner.engines.lease import end_own
-from runner.engines.program import program_for, sensor_for
+from runner.engines.program import environment_for, program_for, sensor_for, with_cache
+from runner.engines.sglang.environment import ServerEnvironment
 from runner.engines.simulated import simulated_idle
 from runner.errors import ClusterLost, Interrupted, StudyError
 from runner.load.self_check import LoadCheck
 from runner.measure.idle import IdleGpu
-from runner.measure.power import GpuKind
+from runner.measure.power import GpuIdentity, GpuKind
 from runner.measure.visible import VARIABLE, named_gpu, visible_devices
-from runner.settings import StudySettings
+from runner.settings import EngineSettings, StudySettings
 from runner.trial import EngineKind, LaunchSpec
 
 PLACEMENT_DEADLINE_S = 60.0
@@ -80,18 +88,25 @@ class RayExecutor:
         connect(settings, address)
         if settings.engine.kind is EngineKind.SIMULATED:
             return
-        self._program = program_for(settings, machine_folder)
         self._meter = MeterProxy(start_actor(MeterActor, settings, machine_folder))
         highest = max((*settings.workload.concurrency, 1))
         self._loads = tuple(
             LoadProxy(start_actor(LoadActor, self._clock))
             for _ in range(1 + (highest - 1) // STREAMS_PER_LOAD)
         )
-        self._gpus = self._meter.gpus()
+        usable = self._gpus = self._meter.gpus()
         if address is None:
             usable = study_gpus(settings, self._gpus, os.environ)
             self._gpus = usable[: settings.hardware.gpus]
+        self._is_own = address is None
         require_gpus(settings, len(self._gpus))
+        is_here = address is None or settings.engine.kind is EngineKind.EMULATED
+        find = environment_for if is_here else environment_of_cluster
+        program = program_for(settings, machine_folder, find(settings.engine))
+        self._program = with_cache(program, settings, self._gpus)
+        self._pool = GpuPool(
+            usable, settings.hardware.gpus, self._meter.use, self._clock, self._stop
+        )
 
     @contextmanager
     def launch(self, spec: LaunchSpec, folder: Path, on_sight: OnSight) -> Iterator[RunningLaunch]:
@@ -104,20 +119,34 @@ class RayExecutor:
             ray.kill(actor, no_restart=True)
             return
         try:
-            servers = HttpServers(self._parts(spec, folder), self._stop, on_sight)
+            servers = HttpServers(self._parts(spec, folder, on_sight), self._stop, on_sight)
             try:
                 servers.start()
                 yield servers
             finally:
-                servers.stop()
+                try:
+                    servers.stop()
+                finally:
+                    self._pool.quarantine(servers.dirty)
         except ClusterLost:
             self._drop_group()
             end_own(self._leases_folder)  # what a lost actor could not end itself
             raise
 
+    def server_environment(self) -> ServerEnvironment | None:
+        """See Executor.server_environment."""
+        if self._settings.engine.kind is EngineKind.SIMULATED:
+            return None
+        return self._program.environment
+
     def check_load(self, streams: int) -> tuple[LoadCheck, ...]:
         """See Executor.check_load."""
         return check_loads(self._loads, streams)
+
+    def check_gpus(self) -> None:
+        """See Executor.check_gpus; which GPUs a cluster that runs will give is not known yet."""
+        if self._settings.engine.kind is not EngineKind.SIMULATED and self._is_own:
+            self._pool.require(self._gpus, lambda _: None)
 
     def idle_gpus(self) -> tuple[IdleGpu, ...]:
         """See Executor.idle_gpus."""
@@ -135,16 +164,22 @@ class RayExecutor:
         self._drop_group()
         ray.shutdown()
 
-    def _parts(self, spec: LaunchSpec, folder: Path) -> LaunchParts:
+    def _parts(self, spec: LaunchSpec, folder: Path, on_sight: OnSight) -> LaunchParts:
+        """The launch's actors on the GPUs that Ray gave them; they must be free.
+
+        Ray chooses the GPUs, so none takes the place of one in quarantine.
+        """
         replicas = self._replicas(spec)
         place = LaunchPlace(self._program, folder, self._leases_folder)
-        used: list[str] = []
+        used: list[GpuIdentity] = []
         for index, replica in enumerate(replicas):
             named = (named_gpu(name, self._gpus) for name in replica.gpu_names())
             gpus = tuple(sorted(named, key=lambda gpu: (gpu.index, gpu.uuid)))
             replica.prepare(replica_spec(spec, index, gpus, place))
-            used.extend(gpu.uuid for gpu in gpus)
-        return LaunchParts(replicas, self._loads, self._meter, tuple(used), self._clock)
+            used.extend(gpus)
+        self._pool.require(used, lambda text: on_sight(NoteSight(text)))
+        uuids = tuple(gpu.uuid for gpu in used)
+        return LaunchParts(replicas, self._loads, self._meter, uuids, self._clock)
 
     def _replicas(self, spec: LaunchSpec) -> tuple[ReplicaProxy, ...]:
         shape = (spec.replicas, spec.gpus_per_replica)
@@ -176,6 +211,19 @@ class RayExecutor:
         if self._group is not None:
             remove_placement_group(self._group.placement)
             self._group = None
+
+
+def environment_of_cluster(engine: EngineSettings) -> ServerEnvironment:
+    """What the servers offer on the node that they will run on: the one with most GPUs.
+
+    Asked for there, since the driver's machine may have no SGLang. Takes no GPU from anybody.
+    """
+    node = NodeAffinitySchedulingStrategy(node_with_gpus(), soft=False)
+    actor = start_actor(EnvironmentActor, scheduling_strategy=node)
+    try:
+        return cast("ServerEnvironment", result_of(cast("Any", actor).read.remote(engine)))
+    finally:
+        ray.kill(actor, no_restart=True)
 
 
 def show_gpus(settings: StudySettings, machine_folder: Path) -> None:

@@ -16,12 +16,13 @@ from typing import TypeVar
 from runner.clock import Clock
 from runner.cluster.executor import LaunchReport, LoadSight, OnSight, StartSight
 from runner.cluster.handles import LoadHandle, MeterHandle, ReplicaHandle
+from runner.cluster.pool import MEMORY_DEADLINE_S
 from runner.engines.sglang.server import ServerStarted
 from runner.errors import ClusterLost, Interrupted, LoadFailed
 from runner.load.client import Target
 from runner.load.generator import merge_runs
 from runner.load.self_check import LoadCheck
-from runner.trial import BatchSample, LoadPlan, LoadRun, Params, PowerSample
+from runner.trial import BatchSample, GreedyOutput, LoadPlan, LoadRun, Params, PowerSample
 
 T = TypeVar("T")
 TICK_S = 0.5
@@ -30,7 +31,6 @@ STREAMS_PER_LOAD = 512
 DEATH_LOOKS = 20
 DEATH_LOOK_WALL_S = 0.1
 MEMORY_SLACK_BYTES = 1 << 30
-MEMORY_DEADLINE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +72,8 @@ class HttpServers:
         )
         self._started: tuple[ServerStarted, ...] = ()
         self._memory_bytes: dict[str, int] = {}
+        self.dirty: dict[str, str] = {}
+        """GPUs, by UUID, whose memory was not given back when the launch ended, and why."""
 
     def start(self) -> None:
         """Start every replica; on any failure the others are told to give up, then it is raised."""
@@ -88,8 +90,12 @@ class HttpServers:
         wait(stopping)
         self._pool.shutdown(wait=True)
         self._parts.meter.end()
-        for each in stopping:
-            each.result()
+        try:
+            for each in stopping:
+                each.result()
+        except ClusterLost as error:
+            self.dirty = dict.fromkeys(self._held(), str(error))
+            raise
         self._await_memory()
 
     @property
@@ -111,6 +117,10 @@ class HttpServers:
         """Set the live parameters on every replica; all must resolve to the same values."""
         resolved = self._on_all(lambda replica: replica.set_live(live))
         return resolved[0]
+
+    def greedy_outputs(self) -> tuple[tuple[GreedyOutput, ...], ...]:
+        """What every replica says to the canary's prompts."""
+        return tuple(self._on_all(lambda replica: replica.greedy_outputs()))
 
     def run_load(self, plan: LoadPlan) -> LoadRun:
         """Drive the plan with as many generators as its concurrency is worth."""
@@ -209,16 +219,21 @@ class HttpServers:
         """A killed server's memory may take seconds to come back; the next start needs it."""
         deadline_s = self.now_s() + MEMORY_DEADLINE_S
         while True:
-            held = [
-                uuid
-                for uuid, used in self._memory_used().items()
-                if used > self._memory_bytes.get(uuid, used) + MEMORY_SLACK_BYTES
-            ]
+            held = self._held()
             if not held:
                 return
             if self.now_s() > deadline_s:
+                why = f"was not given back within {MEMORY_DEADLINE_S:.0f} s after the servers ended"
+                self.dirty = dict.fromkeys(held, f"the memory of a server {why}")
                 raise ClusterLost(
-                    f"GPU memory of {', '.join(held)} was not given back within "
-                    f"{MEMORY_DEADLINE_S:.0f} s after the servers ended; nvidia-smi names its owner"
+                    f"GPU memory of {', '.join(held)} {why}; nvidia-smi names its owner"
                 )
             self._parts.clock.sleep(0.2)
+
+    def _held(self) -> list[str]:
+        """GPUs with much more memory in use than before the launch."""
+        return [
+            uuid
+            for uuid, used in self._memory_used().items()
+            if used > self._memory_bytes.get(uuid, used) + MEMORY_SLACK_BYTES
+        ]

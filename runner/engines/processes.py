@@ -35,8 +35,16 @@ class ProcessId:
 
 
 @dataclass(frozen=True, slots=True)
+class GroupWork:
+    """What a group has done so far: CPU seconds, and bytes read from files, pipes and disks."""
+
+    cpu_s: float
+    read_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessStat:
-    """What /proc/PID/stat says, as far as we need it."""
+    """What /proc/PID/stat says, as far as we need it; `cpu_s` with that of reaped children."""
 
     process: ProcessId
     state: str
@@ -60,7 +68,7 @@ def read_stat(pid: int) -> ProcessStat | None:
         process=ProcessId(pid, int(fields[19])),
         state=fields[0],
         group=int(fields[2]),
-        cpu_s=(int(fields[11]) + int(fields[12])) / _TICKS_PER_S,
+        cpu_s=sum(map(int, fields[11:15])) / _TICKS_PER_S,
     )
 
 
@@ -106,9 +114,13 @@ class ProcessGroup:
         members = (stat.process for stat in self.members())
         return frozenset(process for process in members if _listens(process.pid, port))
 
-    def cpu_s(self) -> float:
-        """CPU seconds that the running members have used."""
-        return sum(stat.cpu_s for stat in self.members())
+    def work(self) -> GroupWork:
+        """What the running members, and the children that they have waited for, have done."""
+        members = self.members()
+        return GroupWork(
+            cpu_s=sum(stat.cpu_s for stat in members),
+            read_bytes=sum(_read_bytes(stat.process.pid) for stat in members),
+        )
 
     def end(self, grace_wall_s: float) -> bool:
         """Ask the group to end, kill it after the grace; False if something refuses to die."""
@@ -134,6 +146,16 @@ class ProcessGroup:
                 return False
             time.sleep(_POLL_WALL_S)
         return True
+
+
+def _read_bytes(pid: int) -> int:
+    """Bytes a process has read: by calls, and from disks by mapped pages. 0: it is not told."""
+    try:
+        lines = (_PROC / str(pid) / "io").read_text(encoding="ascii").splitlines()
+    except (FileNotFoundError, ProcessLookupError, PermissionError):
+        return 0
+    counts = {name: int(value) for name, _, value in (line.partition(":") for line in lines)}
+    return counts.get("rchar", 0) + counts.get("read_bytes", 0)
 
 
 def _listens(pid: int, port: int) -> bool:

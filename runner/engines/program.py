@@ -2,24 +2,47 @@
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from runner.clock import Clock
+from runner.engines.sglang.environment import ServerEnvironment
+from runner.engines.sglang.installation import read_installed
+from runner.engines.sglang.jit_cache import cache_folder, driver_version
 from runner.engines.sglang.replica import ServerProgram
+from runner.engines.sglang.start_limits import PHASE_LIMITS, with_allowance
 from runner.errors import ConfigError
 from runner.machine.profile import load_profile
-from runner.measure.power import GpuSensor
+from runner.measure.power import GpuIdentity, GpuSensor
 from runner.settings import EngineSettings, StudySettings
 from runner.trial import EngineKind
 
-START_DEADLINE_S = 1800.0
-STALL_LIMIT_S = 600.0
 # Time that no scale shortens: an emulated server's own start, on a busy machine.
 WALL_ALLOWANCE_S = 60.0
 
 
-def program_for(settings: StudySettings, machine_folder: Path) -> ServerProgram:
+def environment_for(engine: EngineSettings) -> ServerEnvironment:
+    """What the servers of the engine offer, asked for on this machine.
+
+    Raises ConfigError when there is no such server here, see `read_installed`.
+    """
+    match engine.kind:
+        case EngineKind.EMULATED:
+            from runner.engines.emulator.flags import emulated_environment
+
+            return emulated_environment()
+        case EngineKind.SGLANG:
+            return read_installed(engine.python or sys.executable, engine.env)
+        case EngineKind.SIMULATED:
+            raise ConfigError("simulated servers have no command line")
+
+
+def program_for(
+    settings: StudySettings, machine_folder: Path, environment: ServerEnvironment
+) -> ServerProgram:
     """The program of every server of the study; `machine_folder` holds the emulated GPUs."""
     engine = settings.engine
     clock = Clock(engine.time_scale)
@@ -28,9 +51,24 @@ def program_for(settings: StudySettings, machine_folder: Path) -> ServerProgram:
         argv=_argv(engine, machine_folder),
         env=dict(engine.env),
         clock=clock,
-        start_deadline_s=START_DEADLINE_S + allowance_s,
-        stall_limit_s=STALL_LIMIT_S + allowance_s,
+        environment=environment,
+        limits=with_allowance(PHASE_LIMITS, allowance_s),
     )
+
+
+def with_cache(
+    program: ServerProgram, settings: StudySettings, gpus: Sequence[GpuIdentity]
+) -> ServerProgram:
+    """The program with a place for what its servers compile on these GPUs, for later servers too.
+
+    As it was where the servers are not SGLang's, and where the user has said where.
+    """
+    if settings.engine.kind is not EngineKind.SGLANG or not gpus:
+        return program
+    environment = {**os.environ, **program.env}
+    version = program.environment.version
+    folder = cache_folder(version, gpus[0].name, driver_version(), environment)
+    return replace(program, cache_folder=folder)
 
 
 def sensor_for(settings: StudySettings, machine_folder: Path) -> GpuSensor:

@@ -34,7 +34,15 @@ from runner.pipeline import (
     start_phases,
 )
 from runner.settings import StudySettings
-from runner.trial import BatchSample, LaunchSpec, LoadPlan, LoadRun, Params, PowerSample
+from runner.trial import (
+    BatchSample,
+    GreedyOutput,
+    LaunchSpec,
+    LoadPlan,
+    LoadRun,
+    Params,
+    PowerSample,
+)
 
 LEAD_S = 2 * PERIOD_S  # idle time before and after a load, so that samples enclose it
 
@@ -99,6 +107,10 @@ class SimulatedServers:
             )
         self._cap = cap
         return self._resolved_params()
+
+    def greedy_outputs(self) -> tuple[tuple[GreedyOutput, ...], ...]:
+        """Simulated servers have no tokens to tell."""
+        return ()
 
     def run_load(self, plan: LoadPlan) -> LoadRun:
         """Drive one phase of load, to its end, on fresh pipelines."""

@@ -99,7 +99,10 @@ def _settings_table(summary: Summary, title: str, rows: Sequence[Row]) -> str:
     heads += [f"requests within limits {top}"] if summary.has_limits else []
     head += _cells("th", [*heads, "measured"])
     body = "".join(_row(row, has_limits=summary.has_limits) for row in rows)
-    legend = "~ cannot be told from the best at this noise; slo: misses a latency limit."
+    legend = (
+        "~ cannot be told from the best at this noise; slo: misses a latency limit; "
+        "= #7: its servers resolve to those of #7, whose measurement it shows."
+    )
     return (
         f'<h2>{escape(title)}</h2><div class="wide"><table><tr>{head}</tr>{body}</table>'
         f'</div><p class="quiet">{legend}</p>'

@@ -13,6 +13,8 @@ high is high partly by luck.
 - An unconfirmed setting never leads: once searched settings were re-measured, the leader is one
   that was measured as often as any of them. The highest of many single measurements is partly
   luck, and the finalists were re-measured to take that luck out.
+- A trial that shares a measurement (its servers resolve to the same) is shown behind the setting
+  that was measured and decides nothing: the same numbers twice confirm nothing.
 - Noise is the relative 95 % half-width of one measurement that claims nothing: from the spread
   between measurements of the same setting where there are any (a single window cannot see it: the
   state of a pipeline can last longer than a window), else the median of what measurements claim,
@@ -26,7 +28,7 @@ high is high partly by luck.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from runner.measure.student import student_t
@@ -53,6 +55,11 @@ class Setting:
     def name(self) -> str | None:
         """The baseline's name, None for a setting that was searched."""
         return self.result.name
+
+    @property
+    def shares(self) -> int | None:
+        """The setting whose measurements it shows; None: it has its own."""
+        return self.result.shares
 
     @property
     def params(self) -> Params:
@@ -103,6 +110,11 @@ class Ranking:
         return self.settings[0] if self.settings else None
 
     @property
+    def measured(self) -> tuple[Setting, ...]:
+        """The settings with measurements of their own."""
+        return tuple(setting for setting in self.settings if setting.shares is None)
+
+    @property
     def baselines(self) -> tuple[Setting, ...]:
         """The measured baselines, in the order they were measured."""
         named = (setting for setting in self.settings if setting.name is not None)
@@ -145,7 +157,17 @@ def _rank_at(
     noise = _noise(groups, settings)
     ordered = _order(groups, settings)
     contenders = _contenders(ordered, noise, settings)
-    return Ranking(tuple(ordered), tuple(contenders), noise, settings.objectives, lengths)
+    shown = tuple(_with_sharers(ordered, results))
+    return Ranking(shown, tuple(contenders), noise, settings.objectives, lengths)
+
+
+def _with_sharers(ordered: Sequence[Setting], results: Sequence[TrialResult]) -> Iterator[Setting]:
+    """Each setting, followed by those that show its measurements."""
+    for setting in ordered:
+        yield setting
+        for result in sorted(results, key=lambda result: result.number):
+            if result.shares == setting.number:
+                yield Setting(setting.measurements, result)
 
 
 def origin(result: TrialResult) -> int:
@@ -157,7 +179,7 @@ def _group(results: Sequence[TrialResult], lengths: TrialLengths) -> list[Settin
     by_number = {result.number: result for result in results}
     measured: dict[int, list[TrialResult]] = {}
     for result in sorted(results, key=lambda result: (result.repeat_of is not None, result.number)):
-        if result.lengths is not lengths:
+        if result.lengths is not lengths or result.shares is not None:
             continue
         if result.outcome is Outcome.COMPLETE and result.values:
             measured.setdefault(origin(result), []).append(result)

@@ -145,7 +145,7 @@ def _settings_table(summary: Summary, rows: Sequence[Row], shown: Sequence[int])
         cells = _cells(row, [rungs[c] for c in shown])
         cells += [Text(_percent(row.attainment))] if summary.has_limits else []
         cells += [] if summary.is_objective_shown else [Text(format_number(row.objective))]
-        table.add_row(*cells, style=STYLES[row.mark])
+        table.add_row(*cells, style=STYLES.get(row.mark, ""))
     return table
 
 
@@ -167,6 +167,8 @@ def _legend(summary: Summary, shown: Sequence[int]) -> list[str]:
     marks = {row.mark for row in rows}
     notes = ["[name] baseline"] if any(row.baseline for row in rows) else []
     notes += [words for mark, words in LEGEND.items() if mark in marks]
+    if any(mark.startswith("=") for mark in marks):
+        notes.append("= #N same servers as #N, not measured again")
     notes.append(f"W, tok/J, TTFT, TPOT at C={summary.objective.concurrency:g}")
     notes.append("n measurements")
     notes += ["SLO requests that meet every limit"] if summary.has_limits else []

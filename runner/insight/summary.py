@@ -14,6 +14,7 @@ from runner.insight.words import format_number, format_value
 from runner.label import setting_label
 from runner.lengths import law_words
 from runner.measure.idle import IdleGpu
+from runner.measure.resolved import difference_words
 from runner.settings import Objective, StudySettings
 from runner.trial import EngineKind, Outcome, RungResult, TrialLengths, TrialResult
 
@@ -28,7 +29,8 @@ REASON_LIMIT = 300
 class Row:
     """One measured setting; latency, power and efficiency are those of the objective's rung.
 
-    `mark` is "best", "~" (cannot be told from the best), "slo" (misses a limit) or "".
+    `mark` is "best", "~" (cannot be told from the best), "slo" (misses a limit), "= #7"
+    (shows the measurement of #7: its servers resolve to the same) or "".
     `attainment` is the share of requests that met every limit, with its 95 % interval.
     """
 
@@ -191,6 +193,8 @@ def _attainment(rungs: Sequence[RungResult]) -> tuple[float, float, float] | Non
 def _mark(setting: Setting, ranking: Ranking) -> str:
     if setting is ranking.best:
         return "best"
+    if setting.shares is not None:
+        return f"= #{setting.shares}"
     if setting.violation > 0.0:
         return "slo"
     return "~" if setting in ranking.contenders else ""
@@ -252,7 +256,7 @@ def _verdict(
     yield from _claims_words(ranking)
     yield _noise_words(ranking)
     yield from _metastable_words(ranking)
-    yield from _notes(ranking)
+    yield from _notes(ranking, results)
     yield from server_words(ranking)
 
 
@@ -270,7 +274,7 @@ def _claims_words(ranking: Ranking) -> Iterable[str]:
     """How sure the values of the settings are that were measured again."""
     shown = [
         f"#{setting.number} {format_number(setting.values[0])} +- {format_number(width)}"
-        for setting in ranking.settings
+        for setting in ranking.measured
         if (width := ranking.halfwidth(setting)) is not None
     ]
     if len(shown) > 1:
@@ -281,7 +285,7 @@ def _claims_words(ranking: Ranking) -> Iterable[str]:
 def _metastable_words(ranking: Ranking) -> Iterable[str]:
     """For the settings whose throughput was seen to depend on how their load began."""
     concurrency = ranking.objectives[0].concurrency
-    for setting in ranking.settings:
+    for setting in ranking.measured:
         rungs = [rung for rung in setting.rungs_at(concurrency) if rung.metastable]
         rates = [r.output_throughput for rung in rungs for r in rung.restarts]
         if rates:
@@ -292,13 +296,16 @@ def _metastable_words(ranking: Ranking) -> Iterable[str]:
             )
 
 
-def _notes(ranking: Ranking) -> Iterable[str]:
-    """What rungs say that does not make them invalid, each once."""
+def _notes(ranking: Ranking, results: Sequence[TrialResult]) -> Iterable[str]:
+    """What rungs say that does not make them invalid, and what runs differently; each once."""
     found: dict[str, list[int]] = {}
-    for setting in ranking.settings:
+    for setting in ranking.measured:
         for measurement in setting.measurements:
             for note in dict.fromkeys(n for rung in measurement.rungs for n in rung.notes):
                 found.setdefault(note, []).append(measurement.number)
+    for result in results:
+        for words in difference_words(result.differences):
+            found.setdefault(words, []).append(result.number)
     for note, numbers in found.items():
         shown = ", ".join(f"#{number}" for number in sorted(numbers)[:MOST_RIVALS])
         more = f" and {len(numbers) - MOST_RIVALS} more" if len(numbers) > MOST_RIVALS else ""
@@ -318,9 +325,9 @@ def _comparison(ranking: Ranking, best: Setting, baseline: Setting) -> str:
 
 
 def _noise_words(ranking: Ranking) -> str:
-    repeats = sum(len(setting.measurements) - 1 for setting in ranking.settings)
+    repeats = sum(len(setting.measurements) - 1 for setting in ranking.measured)
     again = _plural(repeats, "re-measurement")
-    claimed = [setting for setting in ranking.settings if ranking.halfwidth(setting) is not None]
+    claimed = [setting for setting in ranking.measured if ranking.halfwidth(setting) is not None]
     source = f"from {again}" if repeats else "nothing was measured twice"
     if claimed and not repeats:
         source = "the median of what re-measurements claim"

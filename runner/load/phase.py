@@ -12,6 +12,7 @@ from runner.errors import LoadFailed
 from runner.load.abort import abort
 from runner.load.api import post
 from runner.load.client import Address, Connection, Target
+from runner.load.hang import HangWatch, hang_limit_s
 from runner.load.health import HealthMonitor
 from runner.load.pool import Pool
 from runner.load.ramp import Ramp
@@ -37,7 +38,6 @@ PROGRESS_INTERVAL_S = 0.5  # of the wall
 SHORTEST_LOOK_S = 0.005  # of the wall
 MOST_STOCKED = 8192
 RAMP_LOOK_S = 0.02  # of the wall
-SHORTEST_HANG_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +108,7 @@ class Phase:
             await self._connect()
             started_s = self._clock.now_s()
             self._rule = rule_for(self._plan, started_s)
+            self._hang = HangWatch(self._targets, hang_limit_s(self._plan, self._clock), started_s)
             health.start()
             self._start(started_s)
             self._spawn(self._watch())
@@ -259,6 +260,7 @@ class Phase:
         else:
             reply.fail("the reply was empty")
             self._record(request, target, reply, send_s, now_s, RequestStatus.FAILED)
+        self._hang.heard(target, now_s)
         self._totals.end(reply.error)
         self._check_failures()
         self._look(now_s)
@@ -300,14 +302,11 @@ class Phase:
 
     async def _watch(self) -> None:
         interval_s = self._clock.wall_duration_s(self._rule.check_interval_s)
-        heard, heard_s = 0, self._clock.now_s()
         while True:
             await asyncio.sleep(max(interval_s, SHORTEST_LOOK_S))
-            now_s, tokens = self._clock.now_s(), self._totals.output_tokens
-            if tokens > heard or not self._flights:
-                heard, heard_s = tokens, now_s
+            now_s = self._clock.now_s()
             if self._plan.silence_s is None:
-                self._check_silence(now_s - heard_s)
+                self._check_hang(now_s)
             else:
                 self._end_silent(now_s, self._plan.silence_s)
             self._look(now_s)
@@ -319,13 +318,10 @@ class Phase:
                 flight.reply.fail(f"no byte of the reply came for {silence_s:g} s")
                 flight.connection.close()
 
-    def _check_silence(self, silent_s: float) -> None:
-        """Servers that hold requests and send nothing for long hang."""
-        if silent_s < max(self._plan.max_window_s, SHORTEST_HANG_S) or self._stopped.done():
-            return
-        count = len(self._flights)
-        message = f"no output token came in {silent_s:.0f} s with {count} requests in flight"
-        self._stopped.set_exception(LoadFailed(message))
+    def _check_hang(self, now_s: float) -> None:
+        reason = self._hang.look(now_s, ((f.target, f.reply) for f in self._flights))
+        if reason is not None and not self._stopped.done():
+            self._stopped.set_exception(LoadFailed(reason))
 
     def _look(self, now_s: float) -> None:
         totals = self._totals

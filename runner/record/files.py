@@ -42,10 +42,10 @@ def write_whole(path: Path, content: Buffer) -> None:
         ) from error
 
 
-def write_json(path: Path, document: Mapping[str, object]) -> None:
+def write_json(path: Path, document: Mapping[str, object], indent: int | None = 2) -> None:
     """Write a JSON object; NaN and infinity are refused by the name of their field."""
     try:
-        text = json.dumps(encode(document), indent=2, allow_nan=False)
+        text = json.dumps(encode(document), indent=indent, allow_nan=False)
     except ValueError as error:
         raise StudyError(f"{path.name} would hold a value that JSON cannot: {error}") from error
     write_whole(path, text.encode() + b"\n")

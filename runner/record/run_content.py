@@ -14,6 +14,7 @@ from runner.clock import ClockAnchor
 from runner.cluster.executor import LaunchReport
 from runner.label import setting_label
 from runner.measure.evidence_words import findings
+from runner.measure.resolved import difference_words
 from runner.record.power_series import gpu_series
 from runner.record.tracking_store import PARENT_TAG, MetricPoint, RunStatus
 from runner.trial import (
@@ -119,6 +120,9 @@ def run_tags(result: TrialResult, study: str, parent: str) -> dict[str, str]:
         "retry_of": result.retry_of,
         "repeat_of": result.repeat_of,
         "lengths": result.lengths.value,
+        "shares": result.shares,
+        "canary": None if result.canary is None else result.canary.words,
+        "differences": "; ".join(difference_words(result.differences)) or None,
         "spec_hash": result.spec_hash,
     }
     return {key: str(value)[:LONGEST_TAG] for key, value in tags.items() if value is not None}
@@ -189,6 +193,9 @@ def numeric(params: Params) -> Iterator[tuple[str, float]]:
 def run_note(result: TrialResult, report: LaunchReport | None) -> str:
     """What a person reads first: outcome, how the servers were started, the rungs in a table."""
     lines = [f"**{result.outcome.value}**" + (f": {result.reason}" if result.reason else "")]
+    if result.shares is not None:
+        lines += ["", f"Not measured: its servers resolve to those of #{result.shares}."]
+    lines += [line for w in difference_words(result.differences) for line in ("", f"Note: {w}.")]
     if result.lengths is TrialLengths.WORKLOAD:
         lines += ["", "Measured at the lengths of the workload, not at those of the search."]
     notes = dict.fromkeys(note for rung in result.rungs for note in rung.notes)

@@ -17,11 +17,13 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, TypeVar
 
+from runner.canary import CanaryRecord
 from runner.clock import ClockAnchor
 from runner.cluster.executor import LaunchReport
 from runner.errors import ConfigError, StudyError
 from runner.measure.idle import IdleGpu
 from runner.record import rung_file
+from runner.record.canary_files import CanaryFiles
 from runner.record.codec import Json, decode, encode, fields_of
 from runner.record.files import damaged, read_json, write_json, write_whole
 from runner.record.lock import LockHeld, LockMode, hold_lock
@@ -108,6 +110,7 @@ class StudyStore:
         self._state_path = self.folder / "state.json"
         self._idle_path = self.machine_folder / "idle.json"
         self._sessions = SessionLog(self.folder / "sessions", wall_s)
+        self.canary = CanaryFiles(self.folder)
         self._results: dict[int, TrialResult] = {}
 
     def exists(self) -> bool:
@@ -181,7 +184,7 @@ class StudyStore:
 
     def launches_used(self) -> int:
         """How many launches were begun."""
-        return len(_numbered(self.folder / "launches"))
+        return len(self.launch_numbers())
 
     def has_measured(self) -> bool:
         """Whether any rung of any trial was measured, or any trial has ended."""
@@ -196,7 +199,7 @@ class StudyStore:
 
     def next_launch_number(self) -> int:
         """A launch number that no launch has; its folder is made, so it stays taken."""
-        number = max(_numbered(self.folder / "launches"), default=-1) + 1
+        number = max(self.launch_numbers(), default=-1) + 1
         try:
             self.launch_folder(number).mkdir(parents=True)
         except OSError as error:
@@ -206,6 +209,10 @@ class StudyStore:
     def launch_folder(self, number: int) -> Path:
         """Where a launch keeps its spec and its server logs."""
         return self.folder / "launches" / f"{number:04d}"
+
+    def launch_numbers(self) -> list[int]:
+        """The launches that were begun."""
+        return _numbered(self.folder / "launches")
 
     def write_launch(self, spec: LaunchSpec, report: LaunchReport | None) -> None:
         """Write launch.json: the spec, and once it is up its phase times and /server_info."""
@@ -246,6 +253,10 @@ class StudyStore:
             launch=None if launch is None else _decode(LaunchSpec, launch, path),
             anchor=_decode(ClockAnchor, document.get("anchor"), path),
         )
+
+    def write_outputs(self, record: CanaryRecord) -> None:
+        """Keep what the servers of a trial that is not finished said to the canary's prompts."""
+        self.canary.write(self._open_folder(record.trial), record)
 
     def write_rung(self, number: int, rung: RungRecord) -> None:
         """Keep one measured rung: first the trial's tables of power and batches, then its file."""

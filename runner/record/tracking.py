@@ -30,9 +30,10 @@ from runner.record.run_views import experiment_tags
 from runner.record.store import StudyState, StudyStore
 from runner.record.tracking_store import MetricPoint, MlflowStore, RunSight, RunStatus
 from runner.settings import Direction, StudySettings
-from runner.trial import Outcome, TrialResult
+from runner.trial import EngineKind, Outcome, TrialResult
 
 LAUNCH_ARTIFACTS = "launch"
+VERSION_TAG = "sglang_version"
 ENDS = {
     StudyState.FINISHED: RunStatus.FINISHED,
     StudyState.INTERRUPTED: RunStatus.KILLED,
@@ -75,9 +76,12 @@ class Tracker:
         if child is not None and child.status is not RunStatus.RUNNING:
             return child.run_id
         times = self._times(result)
-        tags = run_tags(result, self._settings.name, self.parent_run_id)
-        run_id = self._begin(result, times, tags) if child is None else child.run_id
         report = self._report(result)
+        version = self._sglang_version(report)
+        tags = run_tags(result, self._settings.name, self.parent_run_id) | version
+        run_id = self._begin(result, times, tags) if child is None else child.run_id
+        if version:
+            self._mlflow.log(self.parent_run_id, tags=version)
         self._mlflow.log(
             run_id,
             params=run_params(result),
@@ -166,7 +170,8 @@ class Tracker:
         return run_id
 
     def _times(self, result: TrialResult) -> TrialTimes:
-        spec = self._store.read_spec(result.number)
+        source = result.number if result.shares is None else result.shares
+        spec = self._store.read_spec(source)  # readings of a clock are of the one that measured
         path = self._store.trial_folder(result.number) / "result.json"
         finished_s = path.stat().st_mtime if path.exists() else time.time()
         return TrialTimes(None if spec is None else spec.anchor, finished_s)
@@ -174,6 +179,14 @@ class Tracker:
     def _report(self, result: TrialResult) -> LaunchReport | None:
         launch = None if result.launch is None else self._store.read_launch(result.launch)
         return None if launch is None else launch[1]
+
+    def _sglang_version(self, report: LaunchReport | None) -> dict[str, str]:
+        """A tag with the version that the servers told; none but for SGLang itself."""
+        if report is None or self._settings.engine.kind is not EngineKind.SGLANG:
+            return {}
+        versions = (info.get("version") for info in report.server_info)
+        version = next((each for each in versions if isinstance(each, str)), None)
+        return {} if version is None else {VERSION_TAG: version}
 
     def _log_files(self, run_id: str, result: TrialResult) -> None:
         for path in sorted(self._store.trial_folder(result.number).glob("[!.]*")):

@@ -17,7 +17,8 @@ class PastTrial:
     same for a sampled setting, for a baseline the values that its servers resolved. `drawn` says
     how many points the sampler drew until it was content with this one; 0: it is not the
     sampler's. `notes` are what the sampler wrote on its trial for its later self. `values` of
-    trials with other `lengths` cannot be compared; those of the search all have the same.
+    trials with other `lengths` cannot be compared; those of the search all have the same. `shares`
+    is the trial whose measurement it shows.
     """
 
     number: int
@@ -35,6 +36,7 @@ class PastTrial:
     reported: Mapping[int, float] = field(default_factory=dict)
     notes: Mapping[str, object] = field(default_factory=dict)
     lengths: TrialLengths = TrialLengths.SEARCH
+    shares: int | None = None
 
     @property
     def is_running(self) -> bool:

@@ -127,7 +127,7 @@ def repeat_due(
     machine hits all alike. A re-measurement that ended badly was its turn; retries aside.
     """
     best = finalists(history, objectives, measure.finalists)
-    named = [t for t in history if t.is_search and t.name and t.outcome is Outcome.COMPLETE]
+    named = [trial for trial in measured(history) if trial.name]
     targets = {trial.number: trial for trial in (*best, *named)}
     turns = [trial.repeat_of for trial in history if trial.retry_of is None]
     for turn in range(1, measure.repeats + 1):
@@ -135,6 +135,12 @@ def repeat_due(
             if turns.count(number) < turn:
                 return trial
     return None
+
+
+def measured(history: History) -> list[PastTrial]:
+    """The complete trials of the search that have a measurement of their own."""
+    complete = [t for t in history if t.is_search and t.outcome is Outcome.COMPLETE]
+    return [trial for trial in complete if trial.shares is None]
 
 
 def finalists(
@@ -145,7 +151,7 @@ def finalists(
     Those that keep every limit come first; with several objectives a trial is the better the
     fewer others beat it in all of them. Equals stay in the order of their numbers.
     """
-    complete = [t for t in history if t.is_search and t.outcome is Outcome.COMPLETE]
+    complete = measured(history)
 
     def beaten_by(trial: PastTrial) -> int:
         return sum(beats(other, trial, objectives) for other in complete)

@@ -149,6 +149,7 @@ class TrialStorage:
             self._storage.set_trial_user_attr(trial_id, "outcome", str(result.outcome))
             self._storage.set_trial_user_attr(trial_id, "reason", result.reason)
             self._storage.set_trial_user_attr(trial_id, "stage", result.stage and str(result.stage))
+            self._storage.set_trial_user_attr(trial_id, "shares", result.shares)
             self._study.tell(result.number, values, state=STATES[result.outcome])
 
     def close(self) -> None:
@@ -187,6 +188,7 @@ class TrialStorage:
             reported=dict(trial.intermediate_values),
             notes=notes,
             lengths=TrialLengths(attrs.get("lengths", TrialLengths.SEARCH)),
+            shares=attrs.get("shares"),
         )
 
 

@@ -82,9 +82,9 @@ _BY_KIND: tuple[tuple[ServerArg, str], ...] = (
     (WHOLE, "cpu_offload_gb"),
     (POSITIVE, "schedule_conservativeness watchdog_timeout soft_watchdog_timeout dist_timeout"),
     (SHARE, "tbo_token_distribution_threshold"),
-    (SWITCH, "enable_dynamic_chunking enable_dp_attention enable_dp_lm_head enable_mixed_chunk"),
+    (SWITCH, "enable_dynamic_chunking enable_dp_lm_head enable_mixed_chunk"),
     (SWITCH, "disable_radix_cache disable_overlap_schedule disable_cuda_graph_padding"),
-    (SWITCH, "disable_prefill_cuda_graph disable_decode_cuda_graph enable_profile_cuda_graph"),
+    (SWITCH, "disable_prefill_cuda_graph enable_profile_cuda_graph"),
     (SWITCH, "debug_cuda_graph enable_torch_compile enable_torch_compile_debug_mode"),
     (SWITCH, "disable_custom_all_reduce enable_nccl_nvls enable_mscclpp enable_symm_mem"),
     (SWITCH, "enable_torch_symm_mem enable_p2p_check enable_two_batch_overlap"),
@@ -106,6 +106,7 @@ KNOWN: Mapping[str, ServerArg] = {name: arg for arg, names in _BY_KIND for name 
 # Real flags whose names are close to a listed one; they pass through.
 LOOKALIKES = frozenset(
     {
+        "cuda_graph_bs",
         "cuda_graph_bs_prefill",
         "deepep_v2_mode",
         "dwdp_size",
@@ -123,12 +124,14 @@ ALIASES: Mapping[str, str] = {
     **dict.fromkeys(("pp", "pipeline_parallel_size"), "pp_size"),
     **dict.fromkeys(("dp", "data_parallel_size"), "dp_size"),
     **dict.fromkeys(("ep", "expert_parallel_size"), "ep_size"),
-    "disable_cuda_graph": "cuda_graph",
+    **dict.fromkeys(("disable_cuda_graph", "disable_decode_cuda_graph"), "cuda_graph"),
     "cuda_graph_max_bs_decode": "cuda_graph_max_bs",
+    **dict.fromkeys(("enable_dp_attention", "attention_data_parallel_size"), "attn_dp_size"),
 }
 OWNED = frozenset(
     {"host", "port", "nccl_port", "base_gpu_id", "gpu_id_step", "dist_init_addr", "nnodes"}
-    | {"node_rank", "model_path", "model"}
+    | {"node_rank", "model_path", "model", "config"}
+    | {"profile", "time_scale", "gpu_folder"}  # the emulated server's own
 )
 
 

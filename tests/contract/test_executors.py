@@ -10,11 +10,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from runner.cluster.executor import Executor, LoadSight, RunningLaunch, StartSight
+from runner.cluster.executor import Executor, RunningLaunch
 from runner.cluster.inline import InlineExecutor
-from runner.engines.emulator.gpu import plant_power_offset
+from runner.engines.emulator.flags import emulated_environment
+from runner.engines.emulator.gpu import GpuWriter, plant_power_offset
 from runner.engines.lease import read_leases
-from runner.errors import ClusterLost, Infeasible, Interrupted, ServerFailed
+from runner.errors import ClusterLost, Infeasible, Interrupted, ServerFailed, StudyError
 from runner.launch import plan_launch
 from runner.measure.energy import energy_over
 from runner.measure.evidence import evidence_of
@@ -68,7 +69,7 @@ def spec_of(params: Params, number: int) -> LaunchSpec:
     return LaunchSpec(number, plan.key, plan.server_args, plan.replicas, plan.gpus_per_replica)
 
 
-def ignore(_: LoadSight | StartSight) -> None:
+def ignore(_: object) -> None:
     """Nobody looks."""
 
 
@@ -97,6 +98,10 @@ def test_two_servers_share_the_load_on_a_gpu_each(
     assert told.batch_max is not None
     assert 1 <= told.batch_max <= 4
     assert "--enable-metrics --decode-log-interval 17" in report.commands[0]
+
+
+def test_it_knows_the_flags_of_its_servers(executor: Executor) -> None:
+    assert executor.server_environment() == emulated_environment()
 
 
 def test_its_load_generator_can_be_tried(executor: Executor) -> None:
@@ -188,6 +193,23 @@ def test_a_dead_server_is_noticed(executor: Executor, home: Path, tmp_path: Path
         psutil.Process(read_leases(home / "leases").leases[0].pid).kill()
         with pytest.raises(ServerFailed):
             keep_checking(servers)
+
+
+def test_gpus_that_others_use_are_refused(executor: Executor, home: Path, tmp_path: Path) -> None:
+    other = GpuWriter(home / "machine", 1)
+    other.hold(4 << 30)
+    try:
+        with pytest.raises(StudyError, match=r"GPU 1 .*: 4\.0 GiB in use, by process \d+ \("):
+            executor.check_gpus()
+        with (
+            pytest.raises(StudyError, match="run the same command again"),
+            executor.launch(spec_of(ONE_SERVER, 11), tmp_path, ignore),
+        ):
+            pytest.fail("it was launched beside a stranger")
+    finally:
+        other.leave()
+    executor.check_gpus()
+    assert read_leases(home / "leases").leases == ()
 
 
 @pytest.mark.ray

@@ -10,6 +10,7 @@ from typing import Protocol
 
 import pytest
 
+from runner.engines.emulator.flags import emulated_environment
 from runner.engines.lease import read_leases
 from runner.engines.program import program_for, sensor_for
 from runner.engines.sglang.replica import ReplicaSpec
@@ -36,7 +37,8 @@ def make_server(tmp_path: Path) -> Iterator[MakeServer]:
         def make(
             args: Params, *flags: str, devices: str = "0,1", profile: str = "cpu-blocking-pp2"
         ) -> Server:
-            program = program_for(settings_for(profile), tmp_path / "machine")
+            settings = settings_for(profile)
+            program = program_for(settings, tmp_path / "machine", emulated_environment())
             spec = ReplicaSpec(
                 index=0,
                 launch_number=1,
@@ -88,8 +90,8 @@ def test_start_change_and_stop(make_server: MakeServer, tmp_path: Path) -> None:
     ("args", "message"),
     [
         ({"attention_backend": "fa3"}, "not supported here: .*fa3"),
-        ({"attention_backend": "bogus"}, "refused a flag: argument --attention-backend: invalid"),
-        ({"tensor_size": 2}, "does not know the flag: --tensor-size 2"),
+        ({"attention_backend": "bogus"}, "attention_backend: found the text 'bogus', expected one"),
+        ({"tensor_size": 2}, "tensor_size: the emulated server has no flag --tensor-size"),
         ({"tp_size": 3}, "the server wants GPUs it was not given"),
         ({"chunked_prefill_size": 100, "page_size": 64}, "do not fit the model: ValueError: chunk"),
     ],
@@ -99,6 +101,20 @@ def test_a_setting_that_cannot_run_is_infeasible(
 ) -> None:
     with pytest.raises(Infeasible, match=message):
         make_server(args).start()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--attention-backend", "bogus"), "refused a flag: argument --attention-backend: invalid"),
+        (("--tensor-size", "2"), "does not know the flag: --tensor-size 2"),
+    ],
+)
+def test_a_flag_that_the_server_refuses_is_infeasible(
+    make_server: MakeServer, flags: tuple[str, ...], message: str
+) -> None:
+    with pytest.raises(Infeasible, match=message):
+        make_server({}, *flags).start()
 
 
 def test_a_model_that_does_not_fit_is_infeasible(make_server: MakeServer) -> None:

@@ -181,9 +181,12 @@ def test_a_server_that_never_answers_is_a_failed_load() -> None:
 
     with (
         ScriptedServer(script) as server,
-        pytest.raises(LoadFailed, match=r"no output token came in 6. s with 1 requests in flight"),
+        pytest.raises(
+            LoadFailed,
+            match=r"the server hangs: no output token came in 1[23]. s with 1 request in ",
+        ),
     ):
-        drive(replace(LOOP, max_window_s=5.0), server, clock=Clock(20.0))
+        drive(replace(LOOP, max_window_s=1e6), server, clock=Clock(40.0))
     assert server.aborts == [{"rid": "", "abort_all": True}]
 
 

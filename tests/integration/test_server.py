@@ -18,14 +18,18 @@ from typing import Protocol
 import psutil
 import pytest
 
+from runner.canary import PROMPTS, TOKENS
 from runner.clock import Clock
+from runner.engines.emulator.flags import emulated_environment
 from runner.engines.lease import end_orphans, read_leases
 from runner.engines.ports import HeldPorts, hold_ports
 from runner.engines.processes import identify, is_running
+from runner.engines.sglang.jit_cache import hold_cache
 from runner.engines.sglang.replica import ReplicaSpec, ServerProgram
 from runner.engines.sglang.server import Server
+from runner.engines.sglang.start_limits import PhaseLimit
 from runner.errors import ClusterLost, Infeasible, Interrupted, ServerFailed
-from runner.trial import Params
+from runner.trial import GreedyOutput, Params
 
 TESTS = Path(__file__).parents[1]
 LOGS = TESTS / "data" / "server_logs"
@@ -43,7 +47,12 @@ class MakeServer(Protocol):
     ) -> Server: ...
 
 
-PROGRAM = ServerProgram(argv=FAKE, env={}, clock=Clock(scale=10.0), start_deadline_s=600.0)
+PROGRAM = ServerProgram(FAKE, {}, Clock(scale=10.0), emulated_environment())
+
+
+def limited(phase: str, limit: PhaseLimit) -> ServerProgram:
+    """The fake's program with another limit for one phase."""
+    return replace(PROGRAM, limits={**PROGRAM.limits, phase: limit})
 
 
 @pytest.fixture
@@ -134,6 +143,28 @@ def test_a_server_does_not_depend_on_who_starts_it(
     assert not {"RAY_JOB_ID", "OMP_NUM_THREADS"} & set(names)
 
 
+def test_what_servers_compile_is_kept_and_its_locks_are_theirs(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    folder = tmp_path / "cache" / "jit" / "0.5.23-H200-570"
+    program = replace(PROGRAM, cache_folder=folder, env={"TRITON_CACHE_DIR": "/mine"})
+    lock = folder / "torch_extensions" / "op" / "lock"
+    lock.parent.mkdir(parents=True)
+    lock.touch()
+    server = make_server(program=program)
+    command = server.start().command
+    assert not lock.exists()
+    assert f"SGLANG_CACHE_DIR={folder} " in command
+    assert f"FLASHINFER_WORKSPACE_BASE={folder / 'flashinfer'} " in command
+    assert "TRITON_CACHE_DIR=/mine " in command
+    lock.touch()
+    with hold_cache(folder):
+        assert lock.exists()
+    server.stop()
+    with hold_cache(folder):
+        assert not lock.exists()
+
+
 def test_phases_add_up_to_the_start(make_server: MakeServer) -> None:
     phase_s = make_server("delay=0.3").start().phase_s
     assert {"import", "init", "load_weights", "warmup", "total"} == set(phase_s)
@@ -141,7 +172,7 @@ def test_phases_add_up_to_the_start(make_server: MakeServer) -> None:
 
 
 def test_times_are_in_seconds_of_the_scaled_clock(make_server: MakeServer) -> None:
-    program = replace(PROGRAM, clock=Clock(scale=100.0), start_deadline_s=3000.0)
+    program = replace(PROGRAM, clock=Clock(scale=100.0))
     phase_s = make_server("delay=0.3", program=program).start().phase_s
     assert phase_s["total"] >= 30.0
 
@@ -176,6 +207,27 @@ def test_a_value_that_is_not_applied_is_infeasible_whatever_the_answer_was(
     server.start()
     with pytest.raises(Infeasible, match="kept pp_max_micro_batch_size 8; 4 was refused"):
         server.set_live({"pp_max_micro_batch_size": 4})
+
+
+@pytest.mark.parametrize("words", [(), ("strict=1",)])
+def test_greedy_outputs_are_asked_for_and_the_server_is_left_drained(
+    make_server: MakeServer, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    server = make_server(*words)
+    server.start()
+    outputs = server.greedy_outputs()
+    firsts = [prompt[0] for prompt in PROMPTS]
+    assert outputs == tuple(GreedyOutput((first,) * TOKENS, (None,) * TOKENS) for first in firsts)
+    assert "abort_all" in log_text(tmp_path)
+
+
+def test_a_server_that_is_not_idle_after_its_greedy_outputs_failed(
+    make_server: MakeServer,
+) -> None:
+    server = make_server("ghosts=1000000", program=replace(PROGRAM, drain_deadline_s=1.0))
+    server.start()
+    with pytest.raises(ServerFailed, match="requests still run"):
+        server.greedy_outputs()
 
 
 def test_draining_waits_for_requests_that_survive_the_abort(
@@ -230,16 +282,79 @@ def test_a_program_that_is_not_there_is_named(make_server: MakeServer) -> None:
 
 
 def test_a_quiet_start_is_a_hang(make_server: MakeServer, tmp_path: Path) -> None:
-    server = make_server("hang=1", program=replace(PROGRAM, stall_limit_s=10.0))
-    with pytest.raises(ServerFailed, match="hangs while starting"):
+    server = make_server("hang=1", program=limited("init", PhaseLimit(6000.0, 10.0)))
+    with pytest.raises(ServerFailed, match=r"in phase init, .* neither logged nor computed nor "):
         server.start()
     assert read_leases(tmp_path / "leases").leases == ()
 
 
 def test_a_server_that_never_gets_well_misses_its_deadline(make_server: MakeServer) -> None:
-    server = make_server("sick=1", program=replace(PROGRAM, start_deadline_s=8.0))
-    with pytest.raises(ServerFailed, match="was not ready 8 s after its start"):
+    server = make_server("sick=1", program=limited("warmup", PhaseLimit(8.0, 6000.0)))
+    with pytest.raises(ServerFailed, match=r"phase warmup has taken \d+ s, at most 8 s") as error:
         server.start()
+    assert "last log line: " in str(error.value)
+    assert "Uvicorn running on" in str(error.value)
+
+
+LOADING = "[2026-03-04 09:11:07 TP0] Load weight begin. avail mem=90.00 GB\n"
+CAPTURING = LOADING + "".join(
+    f"[2026-03-04 09:11:08 TP0] {line}\n"
+    for line in (
+        "Load weight end. elapsed=1.00 s",
+        "Memory pool end. avail mem=9.00 GB",
+        "Capture target prefill CUDA graph begin. backend=breakable",
+        "Capture target prefill CUDA graph end. bs=[1], elapsed=1.00 s",
+        "Capture target decode CUDA graph begin. backend=full",
+    )
+)
+
+
+@pytest.mark.parametrize(("said", "phase"), [(LOADING, "load_weights"), (CAPTURING, "cuda_graph")])
+def test_each_phase_has_a_limit_of_its_own(
+    make_server: MakeServer, tmp_path: Path, said: str, phase: str
+) -> None:
+    (tmp_path / "said").write_text(said)
+    program = limited(phase, PhaseLimit(3.0, 6000.0))
+    with pytest.raises(ServerFailed, match=f"phase {phase} has taken .* at most 3 s") as error:
+        make_server(f"stall={tmp_path / 'said'}", program=program).start()
+    assert str(error.value).endswith(f"last log line: {said.splitlines()[-1]}")
+
+
+@pytest.mark.parametrize("busy", ["cpu", "read"])
+def test_a_start_that_works_is_not_stalled(
+    make_server: MakeServer, tmp_path: Path, busy: str
+) -> None:
+    (tmp_path / "said").write_text(LOADING)
+    program = limited("load_weights", PhaseLimit(35.0, 15.0))
+    with pytest.raises(ServerFailed, match=r"phase load_weights has taken .* at most 35 s"):
+        make_server(f"stall={tmp_path / 'said'}", f"busy={busy}", program=program).start()
+
+
+WATCHDOG = """\
+[2026-03-04 09:18:08 PP2] Watchdog timeout (self.watchdog_timeout=300, self.soft=False)
+[2026-03-04 09:18:09 PP2] Pyspy dump for PID 171:
+Process 171: sglang::scheduler_PP2
+Thread 171 (active): "MainThread"
+    recv_object (torch/distributed/distributed_c10d.py:2441)
+[2026-03-04 09:18:14 PP3] Scheduler hit an exception: Traceback (most recent call last):
+  File "/site/sglang/srt/managers/scheduler_pp_mixin.py", line 400, in event_loop_pp
+RuntimeError: Connection closed by peer [127.0.0.1]:41234
+[2026-03-04 09:18:14] SIGQUIT received. signum=None, frame=None. It usually means one child failed.
+"""
+
+
+def test_a_watchdogs_dump_is_kept_whole_and_is_the_reason(
+    make_server: MakeServer, tmp_path: Path
+) -> None:
+    (tmp_path / "dump").write_text(WATCHDOG)
+    program = limited("warmup", PhaseLimit(5.0, 6000.0))  # passes while the dump is written
+    with pytest.raises(ServerFailed) as error:
+        make_server("sick=1", f"bark={tmp_path / 'dump'}", program=program).start()
+    assert str(error.value).startswith(
+        "the server died while starting: the server hung: Watchdog timeout (self.watchdog_timeout="
+    )
+    assert WATCHDOG in log_text(tmp_path)
+    assert error.value.log_path == str(tmp_path / "logs" / "replica-1.log")
 
 
 def test_death_while_serving_is_noticed_with_its_reason(make_server: MakeServer) -> None:
@@ -388,10 +503,12 @@ OWNER = """
 import sys, time
 from pathlib import Path
 from runner.clock import Clock
+from runner.engines.emulator.flags import emulated_environment
+from runner.engines.sglang.jit_cache import hold_cache
 from runner.engines.sglang.replica import ReplicaSpec, ServerProgram
 from runner.engines.sglang.server import Server
 folder = Path(sys.argv[1])
-program = ServerProgram(tuple(sys.argv[2:]), {}, Clock(), start_deadline_s=30.0)
+program = ServerProgram(tuple(sys.argv[2:]), {}, Clock(), emulated_environment())
 spec = ReplicaSpec(0, 1, {}, (0,), "0", program, folder / "server.log", folder / "leases")
 print(Server(spec).start().pid, flush=True)
 time.sleep(600)

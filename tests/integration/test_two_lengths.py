@@ -22,6 +22,7 @@ from runner.insight.live import Event, TrialDone
 from runner.record.background import BackgroundTracker
 from runner.record.store import StudyStore
 from runner.search.study import Search
+from runner.sharing import Sharing
 from runner.trial import TrialLengths, TrialResult
 from runner.tune import Study, tune
 from tests.driving import Home
@@ -138,7 +139,8 @@ def session(folder: Path, last: int = -1) -> list[TrialResult]:
         launches = HeldLaunch(lambda: InlineExecutor(settings, *folders), store, view, Clock())
         tracker = create_autospec(BackgroundTracker, instance=True)
         with closing(search), closing(launches), suppress(Interrupted):
-            tune(Study(settings, store, search, tracker, launches, view))
+            sharing = Sharing(settings, store)
+            tune(Study(settings, store, search, tracker, launches, view, sharing))
     return [replace(result, launch=None) for result in store.results()]
 
 

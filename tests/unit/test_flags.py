@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from runner.engines.emulator.flags import parse_flags
-from runner.engines.sglang.flags import environment, render, resolved_params
+from runner.engines.emulator.flags import emulated_environment, parse_flags
+from runner.engines.sglang.flags import render, resolved_params, variables
 from runner.trial import ParamValue
+from tests.server_flags import real_environment
 
 DATA = Path(__file__).parents[1] / "data" / "server_info"
+NEWEST = real_environment("0.5.23")
 
 
 def server_info(name: str) -> dict[str, object]:
@@ -37,11 +39,11 @@ def server_info(name: str) -> dict[str, object]:
     ],
 )
 def test_one_parameter_becomes_its_flag(name: str, value: ParamValue, flags: list[str]) -> None:
-    assert render({name: value}) == flags
+    assert render({name: value}, NEWEST) == flags
 
 
 def test_flags_keep_the_order_of_the_parameters() -> None:
-    assert render({"pp_size": 8, "tp_size": 1}) == ["--pp-size", "8", "--tp-size", "1"]
+    assert render({"pp_size": 8, "tp_size": 1}, NEWEST) == ["--pp-size", "8", "--tp-size", "1"]
 
 
 def test_the_emulated_server_understands_every_rendered_flag() -> None:
@@ -59,7 +61,8 @@ def test_the_emulated_server_understands_every_rendered_flag() -> None:
         "disable_radix_cache": True,
     }
     neutral: Mapping[str, ParamValue] = {"cuda_graph": False, "cuda_graph_max_bs": 16}
-    parsed = parse_flags(render({**asked, **neutral})).server_args
+    words = render({**asked, **neutral}, emulated_environment())
+    parsed = parse_flags(words).server_args
     assert {name: parsed[name] for name in asked} == asked
     assert parsed["cuda_graph_backend_decode"] == "disabled"
     assert parsed["cuda_graph_max_bs_decode"] == 16
@@ -116,5 +119,5 @@ def test_an_answer_that_tells_nothing_resolves_to_nothing_but_the_default_graphs
 
 def test_a_partition_of_layers_travels_in_the_environment() -> None:
     args: dict[str, ParamValue] = {"pp_size": 8, "pp_layer_partition": "8,8,8,8,8,7,7,7"}
-    assert render(args) == ["--pp-size", "8"]
-    assert environment(args) == {"SGLANG_PP_LAYER_PARTITION": "8,8,8,8,8,7,7,7"}
+    assert render(args, NEWEST) == ["--pp-size", "8"]
+    assert variables(args) == {"SGLANG_PP_LAYER_PARTITION": "8,8,8,8,8,7,7,7"}

@@ -25,7 +25,9 @@ from runner.session import SessionRequest, open_machine
 from runner.settings import StudySettings
 from runner.trial import EngineKind
 from tests.fake_nvml import FakeGpu, FakeNvml
+from tests.fake_python import FakePython
 from tests.samples import make_settings
+from tests.server_flags import help_text, real_environment
 from tests.studies import CPU, study
 
 FAST = Clock(100.0)
@@ -108,7 +110,12 @@ def test_the_inline_executor_uses_only_what_is_visible(
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
     settings = make_settings()
-    engine = replace(settings.engine, kind=EngineKind.SGLANG, model="/m", time_scale=100.0)
+    python = FakePython(tmp_path / "env")
+    python.install("0.5.23", help_text(real_environment("0.5.23")))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    engine = replace(
+        settings.engine, kind=EngineKind.SGLANG, model="/m", time_scale=100.0, python=python.path
+    )
     hardware = replace(settings.hardware, gpus=1)
     one = replace(settings, engine=engine, hardware=hardware)
     assert [gpu.uuid for gpu in InlineExecutor(one, tmp_path, tmp_path).idle_gpus()] == ["GPU-3"]
@@ -124,7 +131,15 @@ class FakeExecutor:
     def __init__(self, gpus: tuple[IdleGpu, ...]) -> None:
         self.gpus = gpus
         self.reads = 0
+        self.refusal: StudyError | None = None
         self.is_closed = False
+
+    def server_environment(self) -> None:
+        """Its servers have no flags."""
+
+    def check_gpus(self) -> None:
+        if self.refusal is not None:
+            raise self.refusal
 
     def idle_gpus(self) -> tuple[IdleGpu, ...]:
         self.reads += 1
@@ -158,4 +173,14 @@ def test_a_study_on_power_that_is_not_told_ends_before_its_first_launch(tmp_path
     objective = replace(make_settings().objectives[0], metric="tokens_per_joule")
     with pytest.raises(StudyError, match="is unavailable"):
         open_on(executor, store, make_settings(objectives=(objective,)))
+    assert executor.is_closed
+
+
+def test_gpus_that_others_use_end_it_before_their_idle_power_is_believed(tmp_path: Path) -> None:
+    store, executor = StudyStore(tmp_path, "demo"), FakeExecutor((SEES,))
+    executor.refusal = StudyError("process 41 uses GPU 0")
+    with pytest.raises(StudyError, match="process 41 uses GPU 0"):
+        open_on(executor, store, make_settings())
+    assert executor.reads == 0
+    assert store.read_idle() is None
     assert executor.is_closed

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from runner.cluster.executor import OnSight, RunningLaunch
+from runner.engines.sglang.environment import ServerEnvironment
 from runner.errors import LoadFailed
 from runner.insight.live import Event, Note
 from runner.load.self_check import LoadCheck
@@ -45,6 +46,12 @@ class Machine:
     def launch(
         self, spec: LaunchSpec, folder: Path, on_sight: OnSight
     ) -> AbstractContextManager[RunningLaunch]:
+        raise NotImplementedError
+
+    def server_environment(self) -> ServerEnvironment | None:
+        raise AssertionError
+
+    def check_gpus(self) -> None:
         raise NotImplementedError
 
     def idle_gpus(self) -> tuple[IdleGpu, ...]:

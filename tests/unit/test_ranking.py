@@ -235,3 +235,21 @@ def test_a_rate_that_is_no_whole_number_finds_its_rung() -> None:
     results = [make_result(0, 175.0), make_result(1, 180.0, repeat_of=0, rungs=(rung,))]
     ranking = rank(results, study)
     assert ranking.halfwidth(ranking.settings[0]) == 5.0
+
+
+def test_a_shared_measurement_stands_behind_its_source_and_confirms_nothing() -> None:
+    results = [
+        make_result(0, 100.0),
+        make_result(1, 100.0, shares=0, name="same"),
+        make_result(2, 99.9),
+        make_result(3, 98.0, repeat_of=0),
+    ]
+    ranking = rank(results, STUDY)
+    assert numbers(ranking) == [0, 1, 2]
+    assert [setting.number for setting in ranking.measured] == [0, 2]
+    assert contenders(ranking) == [0, 2]
+    shown = ranking.find(1)
+    assert shown is not None
+    assert shown.values == ranking.settings[0].values == (99.0,)
+    assert [setting.number for setting in ranking.baselines] == [1]
+    assert ranking.noise == rank([results[0], *results[2:]], STUDY).noise

@@ -276,6 +276,18 @@ def test_every_claimed_setting_stands_with_its_interval() -> None:
     assert words in joined(printed(results))
 
 
+def test_shared_measurements_and_other_values_than_asked_are_marked() -> None:
+    other = {"attention_backend": ("fa3", "triton")}
+    results = [make_result(0, 500.0), make_result(1, 500.0, shares=0, differences=other)]
+    text = printed(results)
+    assert lines_of(text, "= #0")[0].split()[:3] == ["=", "#0", "#1"]
+    said = joined(text)
+    assert "= #N same servers as #N, not measured again" in said
+    assert "Note: attention_backend fa3 was asked for, triton runs (#1)." in said
+    assert "nothing was measured twice" in said
+    assert report_document(results, STUDY)["contenders"] == [0]
+
+
 def told(number: int, throughput: float, evidence: Evidence, **resolved: ParamValue) -> TrialResult:
     rung = make_rung(32, throughput, evidence=evidence, achieved_concurrency=32.0)
     return make_result(number, throughput, rungs=(rung,), resolved={**PARAMS, **resolved})

@@ -5,12 +5,21 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
-from runner.errors import ClusterLost, Infeasible, Interrupted, Invalid, LoadFailed, RunnerError
+from runner.errors import (
+    ClusterLost,
+    Infeasible,
+    Interrupted,
+    Invalid,
+    LoadFailed,
+    RunnerError,
+    ServerFailed,
+)
 from runner.run_trial import run_trial
 from runner.trial import (
     BatchSample,
     ClientHealth,
     Failure,
+    GreedyOutput,
     Lengths,
     LoadPlan,
     LoadProtocol,
@@ -57,6 +66,10 @@ class ScriptedServers:
         self._step("live")
         return {**live, "tp_size": 1}
 
+    def greedy_outputs(self) -> tuple[tuple[GreedyOutput, ...], ...]:
+        self._step("greedy")
+        return ((GreedyOutput((self.calls.count("greedy"),), (None,)),),)
+
     def run_load(self, plan: LoadPlan) -> LoadRun:
         self._step(plan.phase)
         return LoadRun((), 0.0, 1.0, 2.0, is_steady=True, client=ClientHealth(0.1, 0.0))
@@ -74,11 +87,19 @@ class ScriptedServers:
 
 @dataclass
 class ScriptedJudge:
-    """Asks for `restarts` loads a rung; goes on up to the rung `last`; keeps what it is told."""
+    """Asks for `restarts` loads a rung; goes on up to the rung `last`; keeps what it is told.
+
+    The output of the first `wrong` times that it is told is wrong.
+    """
 
     restarts: int = 1
     last: int = 99
+    wrong: int = 0
     seen: list[RungRecord] = field(default_factory=list)
+
+    def check_outputs(self, replicas: Sequence[Sequence[GreedyOutput]]) -> str | None:
+        asked = replicas[0][0].tokens[0]
+        return f"wrong output, answer {asked}" if asked <= self.wrong else None
 
     def next_load(self, position: int, loads: Sequence[LoadRun]) -> LoadPlan | None:
         if len(loads) == self.restarts:
@@ -102,7 +123,7 @@ def test_a_trial_is_one_line() -> None:
     assert [(rung.position, rung.concurrency) for rung in judge.seen] == [(0, 32), (1, 8), (2, 1)]
     rung = ["power 1-2", "alive"]
     first, second, third = "rung-0-0", "rung-1-0", "rung-2-0"
-    assert servers.calls == ["live", "warmup", first, *rung, second, *rung, third, *rung]
+    assert servers.calls == ["live", "greedy", "warmup", first, *rung, second, *rung, third, *rung]
 
 
 def test_each_restart_of_a_rung_has_its_load_its_power_and_its_batches() -> None:
@@ -111,7 +132,7 @@ def test_each_restart_of_a_rung_has_its_load_its_power_and_its_batches() -> None
     run_trial(TRIAL, servers, judge)
 
     loads = [f"rung-0-{number}" for number in range(3)]
-    assert servers.calls[2:] == [call for load in loads for call in (load, "power 1-2")] + ["alive"]
+    assert servers.calls[3:] == [call for load in loads for call in (load, "power 1-2")] + ["alive"]
     assert len(judge.seen[0].loads) == 3
     assert [sample.running for sample in judge.seen[0].batches] == [4, 6, 8]
 
@@ -137,18 +158,34 @@ def test_it_continues_at_its_next_unmeasured_rung() -> None:
     ]
 
 
-def test_nothing_left_to_measure_asks_only_what_resolved() -> None:
+def test_nothing_left_to_measure_asks_what_resolved_and_what_is_said() -> None:
     servers = ScriptedServers()
 
     run_trial(replace(TRIAL, first_rung=3), servers, ScriptedJudge())
 
-    assert servers.calls == ["live"]
+    assert servers.calls == ["live", "greedy"]
+
+
+def test_wrong_output_is_asked_for_again_and_what_stands_is_invalid() -> None:
+    servers = ScriptedServers()
+
+    measured = run_trial(TRIAL, servers, ScriptedJudge(wrong=2))
+
+    assert measured == Failure(Stage.CANARY, Outcome.INVALID, "wrong output, answer 2")
+    assert servers.calls == ["live", "greedy", "greedy"]
+
+
+def test_output_that_is_right_when_asked_again_is_measured() -> None:
+    measured = run_trial(TRIAL, ScriptedServers(), ScriptedJudge(wrong=1))
+
+    assert isinstance(measured, Measurement)
 
 
 @pytest.mark.parametrize(
     ("phase", "error", "stage", "outcome"),
     [
         ("live", Infeasible("cap 99"), Stage.LIVE, Outcome.INFEASIBLE),
+        ("greedy", ServerFailed("no answer"), Stage.CANARY, Outcome.FAILED),
         ("warmup", LoadFailed("all failed"), Stage.WARMUP, Outcome.FAILED),
         ("rung-1-0", Invalid("throttled"), Stage.MEASURE, Outcome.INVALID),
         ("alive", ClusterLost("node died"), Stage.MEASURE, Outcome.LOST),

@@ -216,3 +216,13 @@ def test_counts_leave_remeasurements_out_but_for_running_ones() -> None:
     assert (counts.complete, counts.pruned, counts.infeasible) == (1, 1, 1)
     assert (counts.failed, counts.invalid, counts.lost) == (1, 1, 1)
     assert (counts.running, counts.wanted, counts.remeasured) == (2, 20, 1)
+
+
+def test_a_shared_measurement_is_neither_a_finalist_nor_measured_again() -> None:
+    history = [past(0, COMPLETE, 9.0), past(1, COMPLETE, 9.0, shares=0, name="same")]
+    assert [trial.number for trial in finalists(history, (SPEED,), 2)] == [0]
+    due = repeat_due(history, (SPEED,), measure())
+    assert due is not None
+    assert due.number == 0
+    again = [*history, past(2, COMPLETE, 9.0, repeat_of=0)]
+    assert repeat_due(again, (SPEED,), measure()) is None

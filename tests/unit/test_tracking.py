@@ -23,6 +23,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mlflow.entities import Metric, Run
 
+from runner.canary import CanaryResult, CanaryState
 from runner.clock import ClockAnchor
 from runner.errors import StudyError
 from runner.record.power_series import gpu_series, points_per_series, thin
@@ -31,7 +32,7 @@ from runner.record.store import StudyStore
 from runner.record.tracking import Tracker
 from runner.record.tracking_store import MetricPoint, MlflowStore
 from runner.settings import Direction, Objective
-from runner.trial import Outcome, PowerSample, TrialResult
+from runner.trial import EngineKind, Outcome, PowerSample, TrialResult
 from tests.record_samples import (
     GPUS,
     SCALE,
@@ -154,6 +155,32 @@ def test_a_trial_is_a_child_run_with_all_that_was_measured(
     }
 
 
+def test_a_shared_measurement_names_its_source_and_has_its_times(
+    store: StudyStore, tracker: Tracker
+) -> None:
+    first = complete_trial(12, 500.0, PARAMS)
+    write_trial(store, first)
+    canary = CanaryResult(CanaryState.MATCHED, tokens=320, parted=2, trial=3)
+    differences = {"attention_backend": ("fa3", "triton")}
+    same = replace(first, number=13, shares=12, canary=canary, differences=differences)
+    spec = store.read_spec(12)
+    assert spec is not None
+    later = replace(spec.anchor, wall_s=spec.anchor.wall_s + 9000.0)
+    store.write_spec(replace(spec.trial, number=13), None, later)
+    store.write_result(same)
+    for result in (first, same):
+        tracker.log_trial(result)
+    run, shown = children(store)[12], children(store)[13]
+    assert shown.data.tags["shares"] == "12"
+    assert shown.data.tags["canary"] == "matched #3: 320 tokens, 2 near ties parted"
+    assert shown.data.tags["differences"] == "attention_backend fa3 was asked for, triton runs"
+    assert "shares" not in run.data.tags
+    assert "its servers resolve to those of #12" in shown.data.tags["mlflow.note.content"]
+    assert shown.data.metrics["objective"] == run.data.metrics["objective"]
+    assert shown.info.start_time == run.info.start_time
+    assert shown.info.end_time == run.info.end_time
+
+
 def test_the_note_shows_how_the_servers_were_started(store: StudyStore, tracker: Tracker) -> None:
     result = complete_trial(0, 500.0, PARAMS)
     write_trial(store, result)
@@ -200,6 +227,22 @@ def test_power_over_time_is_each_gpus_with_times_of_the_files(
         for step, sample in enumerate(samples)
     ]
     assert len(points) == 60
+
+
+def test_the_version_of_sglang_is_a_tag_of_the_study_and_of_its_trials(store: StudyStore) -> None:
+    engine = replace(SETTINGS.engine, kind=EngineKind.SGLANG, model="/m")
+    store.create({"name": "demo"}, {})
+    tracker = Tracker(store.mlflow_uri, store, replace(SETTINGS, engine=engine))
+    result = complete_trial(12, 500.0, PARAMS)
+    write_trial(store, result)
+    launch = store.read_launch(result.launch or 0)
+    assert launch is not None
+    spec, report = launch
+    assert report is not None
+    store.write_launch(spec, replace(report, server_info=({"version": "0.5.16"},)))
+    tracker.log_trial(result)
+    assert children(store)[12].data.tags["sglang_version"] == "0.5.16"
+    assert parent(store).data.tags["sglang_version"] == "0.5.16"
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from runner.canary import CanaryReference, CanaryState, GreedyOutput
 from runner.measure.metrics import judge_rung
 from runner.plans import rung_plans
 from runner.settings import StudySettings
@@ -22,7 +23,7 @@ from runner.trial import (
     RungResult,
     Stage,
 )
-from runner.verdict import RungKeeper, TrialIdentity, conclude
+from runner.verdict import CanaryKeeper, RungKeeper, TrialIdentity, conclude
 from tests.studies import study
 
 IDENTITY = TrialIdentity(7, None, {"pp_size": 8}, "abc", None, None)
@@ -208,3 +209,29 @@ def test_judging_again_gives_the_same() -> None:
     assert judge_rung(record(plan, 0), settings.slo, plan) == judge_rung(
         record(plan, 0), settings.slo, plan
     )
+
+
+def test_outputs_are_kept_before_they_are_compared() -> None:
+    right, wrong = GreedyOutput((1, 2), (3.0, 3.0)), GreedyOutput((1, 9), (3.0, 3.0))
+    kept: list[object] = []
+    reference = CanaryReference(trial=0, launch=0, numerics={}, outputs=(right,))
+    keeper = replace(Driver(study()).keeper, canary=CanaryKeeper(reference, kept.append))
+
+    assert keeper.check_outputs(()) is None
+    assert kept == []
+    assert keeper.check_outputs(((right,), (wrong,))) is not None
+    assert kept == [((right,), (wrong,))]
+    failure = Failure(Stage.CANARY, Outcome.INVALID, "wrong output")
+    result = conclude(IDENTITY, failure, keeper, launch=3)
+    assert result.canary is not None
+    assert result.canary.state is CanaryState.MISMATCHED
+
+
+def test_a_result_says_what_runs_otherwise_than_asked() -> None:
+    driver = Driver(study())
+    driver.measure()
+    measured = replace(MEASURED, resolved={"cuda_graph": False, "pp_size": 1})
+
+    result = conclude(IDENTITY, measured, driver.keeper, launch=3)
+
+    assert result.differences["cuda_graph"] == (True, False)

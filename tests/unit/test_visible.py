@@ -20,6 +20,7 @@ from runner.settings import EngineSettings, StudySettings
 from runner.trial import EngineKind, LaunchSpec
 from tests.fake_nvml import FakeGpu, FakeNvml
 from tests.samples import make_settings
+from tests.server_flags import real_environment
 
 UUIDS = tuple(f"GPU-{letter}0000000-0000-0000-0000-00000000000{n}" for n, letter in
               enumerate("abcdefab"))  # fmt: skip
@@ -131,7 +132,9 @@ def test_servers_get_the_named_gpus_and_their_power_is_theirs(
     monkeypatch.setitem(sys.modules, "pynvml", nvml)
     sensor = NvmlSensor(Clock())
     gpus = study_gpus(study(), sensor.gpus(), {"CUDA_VISIBLE_DEVICES": f"6,2,{UUIDS[7]}"})
-    place = LaunchPlace(program_for(study(), tmp_path), tmp_path, tmp_path)
+    place = LaunchPlace(
+        program_for(study(), tmp_path, real_environment("0.5.23")), tmp_path, tmp_path
+    )
     launch = LaunchSpec(0, "key", {}, 3, 1)
     placed = assign_gpus(launch, gpus)
     specs = [replica_spec(launch, index, each, place) for index, each in enumerate(placed)]
@@ -142,7 +145,9 @@ def test_servers_get_the_named_gpus_and_their_power_is_theirs(
 
 
 def test_a_server_cannot_run_on_two_slices(tmp_path: Path) -> None:
-    place = LaunchPlace(program_for(study(), tmp_path), tmp_path, tmp_path)
+    place = LaunchPlace(
+        program_for(study(), tmp_path, real_environment("0.5.23")), tmp_path, tmp_path
+    )
     launch = LaunchSpec(0, "key", {}, 1, 2)
     with pytest.raises(Infeasible, match="a server of 2 GPUs cannot run on slices"):
         replica_spec(launch, 0, SLICES, place)

@@ -8,11 +8,13 @@ slice of a text made once, and an event costs about a microsecond.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Protocol
 
 WORDS = (871, 208)
+LEAD_NATS = 4.0
 _IDS = b"871,208,"
 _TEXT = b" t871 t208"
 _ID_WIDTH = len(_IDS) // 2
@@ -82,6 +84,21 @@ def output_ids(tokens: int) -> bytes:
 def output_text(tokens: int) -> bytes:
     """The first `tokens` words as text."""
     return (_TEXT * ((tokens + 1) // 2))[: tokens * _TEXT_WIDTH]
+
+
+def logprobs(tokens: int) -> dict[str, object]:
+    """What `return_logprob` tells of the first `tokens` tokens: each leads by `LEAD_NATS`.
+
+    The runner-up is the other word, and there is no third.
+    """
+    pairs = [(WORDS[place % 2], WORDS[1 - place % 2]) for place in range(tokens)]
+    best = -math.log1p(math.exp(-LEAD_NATS))
+    return {
+        "output_token_logprobs": [[best, token, None] for token, _ in pairs],
+        "output_top_logprobs": [
+            [[best, token, None], [best - LEAD_NATS, other, None]] for token, other in pairs
+        ],
+    }
 
 
 def encode(value: object) -> bytes:
@@ -172,6 +189,8 @@ class GenerateAnswer:
                 meta["first_token_latency"] = first_s - times.received_s
                 meta["decode_throughput"] = (tokens - 1) / decode_s if decode_s > 0 else None
             meta["request_finished_ts"] = times.date(times.received_s + times.e2e_s())
+            if self._options.has_logprobs:
+                meta |= logprobs(tokens)
         if first_s is not None:
             meta["response_sent_to_client_ts"] = times.date(first_s)
         return meta
@@ -179,11 +198,12 @@ class GenerateAnswer:
 
 @dataclass(frozen=True, slots=True)
 class GenerateOptions:
-    """What server flags decide of /generate's answers."""
+    """What server flags decide of /generate's answers; `has_logprobs`: the request asks so."""
 
     has_text: bool
     is_incremental: bool
     has_times: bool
+    has_logprobs: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,8 @@ from typing import TypeAlias
 
 ArgValue: TypeAlias = bool | int | float | str | list[int] | None
 
+VERSION = "0.5.23-emulated"
+
 ALIASES: Mapping[str, tuple[str, ...]] = {
     "model_path": ("--model",),
     "tp_size": ("--tensor-parallel-size", "--tp"),

@@ -22,8 +22,10 @@ from runner.engines.emulator.flag_table import (
     REALS,
     SWITCHES,
     TEXTS,
+    VERSION,
     ArgValue,
 )
+from runner.engines.sglang.environment import ServerEnvironment, parse_help
 from runner.errors import ConfigError
 from runner.trial import ParamValue
 
@@ -70,6 +72,11 @@ def parse_flags(argv: Sequence[str]) -> Flags:
     )
     _refuse(parser, argv, flags)
     return flags
+
+
+def emulated_environment() -> ServerEnvironment:
+    """What the emulated server offers, read as a real one's is; its own program is this one's."""
+    return ServerEnvironment(VERSION, parse_help(_parser().format_help()), "the emulated server")
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import cycle
 from typing import Any, TypeAlias
@@ -67,13 +68,15 @@ class Generation:
                 return await _refuse_stream(request, _generate_words(err))
             return json_response({"error": {"message": err.message}}, err.status)
         each = [times.copy() for _ in jobs]
+        has_logprobs = body.get("return_logprob") is True and not is_stream
+        options = replace(setup.generate_options, has_logprobs=has_logprobs)
         answers = [
             GenerateAnswer(
                 job.request_id,
                 job.demand.prompt_tokens,
                 job.demand.cached_tokens,
                 times,
-                setup.generate_options,
+                options,
                 Place(
                     index if call.is_list else None,
                     server.dp_rank if self._has_replicas else None,

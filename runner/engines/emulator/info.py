@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from runner.engines.emulator.flag_table import VERSION
 from runner.engines.emulator.server import EmulatedServer
-from runner.engines.emulator.setup import VERSION, ServerSetup, cuda_graph_config
+from runner.engines.emulator.setup import ServerSetup, cuda_graph_config
 from runner.machine.shape import memory_used_bytes, stage_weight_bytes
 
 GB = 1024**3

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from datetime import UTC, datetime
 
+from runner.engines.emulator.flag_table import VERSION
 from runner.engines.emulator.info import memory_gb
 from runner.engines.emulator.server import EmulatedServer
-from runner.engines.emulator.setup import VERSION
 
 # What `include` calls a section, and what the answer calls it; None: not on this server.
 SECTIONS = {

@@ -25,7 +25,6 @@ from runner.machine.shape import (
     uses_graph,
 )
 
-VERSION = "0.5.23-emulated"
 SIZES = (
     *("tp_size", "pp_size", "dp_size", "ep_size", "pp_max_micro_batch_size"),
     *("max_running_requests", "max_total_tokens", "stream_interval", "decode_log_interval"),

@@ -6,7 +6,7 @@ connection, a timeout or an answer that makes no sense is ServerFailed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import requests
@@ -54,6 +54,18 @@ class Control:
         tokens = meta.get("completion_tokens") if isinstance(meta, Mapping) else None
         if tokens != 1:
             raise self._failed(f"a request for one token was answered with {str(answer)[:200]}")
+
+    def continue_greedily(self, prompt: Sequence[int], tokens: int) -> Mapping[str, object]:
+        """Have the most likely tokens generated; log-probabilities if the server gives them."""
+        body = {
+            "input_ids": list(prompt),
+            "sampling_params": {"max_new_tokens": tokens, "temperature": 0, "ignore_eos": True},
+        }
+        told = {**body, "return_logprob": True, "top_logprobs_num": 2}
+        answer = self._ask("POST", "/generate", told, _GENERATE_WALL_S)
+        if answer.status_code == _OK:
+            return self._parse("/generate", answer)
+        return self._object("POST", "/generate", body, _GENERATE_WALL_S)
 
     def server_info(self) -> Mapping[str, object]:
         """The resolved arguments and the live state."""

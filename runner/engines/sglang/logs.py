@@ -119,8 +119,8 @@ _EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]*)?(?:Error|Exception|Interrupt|Exit
 _ARGPARSE = re.compile(r"^[\w ./-]+: error: ")
 # Fatal lines that come without a traceback of their own.
 _STANDALONE = re.compile(
-    r"\[Errno 98\] error while attempting to bind|watchdog timeout \((?!.*soft=True)"
-    r"|crashed with exit code|Initialization failed\. warmup error|^cannot start ",
+    r"\[Errno 98\] error while attempting to bind|crashed with exit code"
+    r"|Initialization failed\. warmup error|^cannot start ",
     re.IGNORECASE,
 )
 # The echo of our own requests: no sign that a server gets on.
@@ -131,11 +131,17 @@ _SECONDARY = re.compile(
     r"|No live scheduler processes|destroy_process_group\(\) was not called"
 )
 _DEATH_SIGN = re.compile(r"\bhit an exception: Traceback|crashed with exit code|SIGQUIT received")
+_HANG_SIGN = re.compile(r"watchdog timeout \((?!.*soft=True)", re.IGNORECASE)
 
 
 def shows_death(line: str) -> bool:
     """Whether a line tells of a dead part, seconds before the main process ends."""
     return _DEATH_SIGN.search(line) is not None
+
+
+def shows_hang(line: str) -> bool:
+    """Whether a line tells that the server's own watchdog has found a hang and will end it."""
+    return _HANG_SIGN.search(line) is not None
 
 
 def explain_death(text: str, exit_code: int | None) -> Death:
@@ -172,8 +178,13 @@ def _matches(row: Row, cause: _Cause) -> bool:
 
 
 def _first_cause(lines: list[str], *, is_usage_error: bool) -> _Cause | None:
-    """The first death of a child, else a fatal line, else an exception of the main process."""
+    """The first death of a child, else a fatal line, else an exception of the main process.
+
+    A hang that a watchdog found counts as a death: ranks that wait for the hung one die of that.
+    """
     for number, line in enumerate(lines):
+        if _HANG_SIGN.search(line):
+            return _Cause(_bare(line))
         if _SCHEDULER_DIED.search(line):
             return _exception_after(lines, number) or _Cause(_bare(line))
     for number, line in enumerate(lines):
@@ -243,6 +254,13 @@ _PHASE_ENDS: tuple[tuple[str, re.Pattern[str], bool], ...] = (
     ("kv_cache", re.compile(r"\] (?:KV Cache is allocated|Memory pool end)"), True),
     ("cuda_graph", re.compile(r"\] (?:Capture .*graph end|max_total_num_tokens=)"), True),
 )
+# What every rank begins and ends on its own, and may do again: drafts, prefill and decode graphs.
+_RANK_SPANS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    ("load_weights", re.compile(r"(?P<rank>[^\]]*)\] Load weight (?P<edge>begin|end)")),
+    ("cuda_graph", re.compile(r"(?P<rank>[^\]]*)\] Capture .*graph (?P<edge>begin|end)")),
+)
+_STAMP = re.compile(r"^\[\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\S*")
+_PORT_OPEN = "Uvicorn running on"
 
 
 @dataclass(slots=True)
@@ -251,16 +269,32 @@ class PhaseTimes:
 
     started_s: float
     _ends_s: dict[str, float] = field(default_factory=dict)
+    _open: dict[str, set[str]] = field(default_factory=dict)
+    _is_port_open: bool = False
 
     def note(self, line: str, now_s: float) -> None:
         """Look at one line as it appears."""
+        self._is_port_open = self._is_port_open or _PORT_OPEN in line
+        for phase, pattern in _RANK_SPANS:
+            if found := pattern.match(line):
+                ranks = self._open.setdefault(phase, set())
+                change = ranks.add if found["edge"] == "begin" else ranks.discard
+                change(_STAMP.sub("", found["rank"]))
         for phase, pattern, is_last in _PHASE_ENDS:
             if pattern.search(line) and (is_last or phase not in self._ends_s):
                 self._ends_s[phase] = now_s
 
     def current(self) -> str:
-        """The phase that runs now: the one after the last that ended."""
+        """The phase that runs now: the first that a rank is still in, or after the last that ended.
+
+        An open port ends all of them but the warm-up.
+        """
         names = [*(phase for phase, _, _ in _PHASE_ENDS), "warmup"]
+        if self._is_port_open:
+            return names[-1]
+        still = next((phase for phase, _ in _RANK_SPANS if self._open.get(phase)), None)
+        if still is not None:
+            return still
         ended = [names.index(phase) for phase in self._ends_s]
         return names[min(max(ended, default=-1) + 1, len(names) - 1)]
 

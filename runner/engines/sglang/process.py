@@ -21,12 +21,16 @@ _NOT_INHERITED_PREFIX = "RAY_"
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    """What to run; `token` marks the process and its children as the lease's."""
+    """What to run; `token` marks the process and its children as the lease's.
+
+    `keep_fds`: descriptors that the process inherits and keeps open.
+    """
 
     argv: Sequence[str]
     env: Mapping[str, str]
     log_path: Path
     token: str
+    keep_fds: tuple[int, ...] = ()
 
 
 class ServerProcess:
@@ -118,6 +122,6 @@ def _start_wrapper(command: Command, go_fd: int) -> tuple[subprocess.Popen[bytes
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
-            pass_fds=(go_fd,),
+            pass_fds=(go_fd, *command.keep_fds),
         )
     return popen, log_start_bytes

@@ -12,8 +12,11 @@ from runner.clock import Clock
 from runner.engines.lease import Driver, Lease, boot_id
 from runner.engines.observation import observation_args
 from runner.engines.processes import START_VARIABLE, ProcessGroup
-from runner.engines.sglang.flags import environment, render
+from runner.engines.sglang.environment import ServerEnvironment
+from runner.engines.sglang.flags import flag_of, render, variables
+from runner.engines.sglang.jit_cache import cache_environment
 from runner.engines.sglang.process import Command, inherited_environment
+from runner.engines.sglang.start_limits import PHASE_LIMITS, PhaseLimit
 from runner.trial import Params
 
 HOST = "127.0.0.1"
@@ -23,14 +26,16 @@ HOST = "127.0.0.1"
 class ServerProgram:
     """How servers are started, and how long each step may take (seconds of `clock`).
 
-    `stall_limit_s`: a start that long without a log line and without CPU use hangs.
+    `environment` is what the program offers; `cache_folder`: where they keep what they compile;
+    None: they have a place of their own.
     """
 
     argv: tuple[str, ...]
     env: Mapping[str, str]
     clock: Clock
-    start_deadline_s: float
-    stall_limit_s: float = 600.0
+    environment: ServerEnvironment
+    cache_folder: Path | None = None
+    limits: Mapping[str, PhaseLimit] = field(default_factory=lambda: PHASE_LIMITS)
     drain_deadline_s: float = 60.0
     stop_grace_s: float = 25.0
 
@@ -54,12 +59,15 @@ class ReplicaSpec:
 
 
 def command_of(spec: ReplicaSpec, attempt: int, port: int, nccl_port: int) -> Command:
-    """The command line; its GPU numbers count from 0 within CUDA_VISIBLE_DEVICES."""
+    """The command line; its GPU numbers count from 0 within CUDA_VISIBLE_DEVICES.
+
+    Raises Infeasible for an argument that the program has no flag for.
+    """
     own = ["--host", HOST, "--port", str(port), "--nccl-port", str(nccl_port)]
     program = spec.program
-    told = {**spec.server_args, **observation_args(spec.server_args)}
+    words = render({**spec.server_args, **_observation(spec)}, program.environment)
     return Command(
-        argv=(*program.argv, *render(told), *own, "--base-gpu-id", "0"),
+        argv=(*program.argv, *words, *own, "--base-gpu-id", "0"),
         env={
             "PYTHONUNBUFFERED": "1",
             **inherited_environment(),
@@ -69,6 +77,12 @@ def command_of(spec: ReplicaSpec, attempt: int, port: int, nccl_port: int) -> Co
         log_path=spec.log_path,
         token=uuid.uuid4().hex,
     )
+
+
+def _observation(spec: ReplicaSpec) -> Params:
+    """What the server is told so that it can be watched, as far as it has flags for that."""
+    watching = observation_args(spec.server_args).items()
+    return {name: v for name, v in watching if flag_of(name, spec.program.environment)}
 
 
 def shown(spec: ReplicaSpec, command: Command) -> str:
@@ -97,9 +111,13 @@ def lease_of(spec: ReplicaSpec, group: ProcessGroup, port: int) -> Lease:
 
 
 def _own_environment(spec: ReplicaSpec) -> dict[str, str]:
+    program = spec.program
+    given = {**inherited_environment(), **program.env}
+    folder = program.cache_folder
     return {
-        **spec.program.env,
-        **environment(spec.server_args),
+        **({} if folder is None else cache_environment(folder, given)),
+        **program.env,
+        **variables(spec.server_args),
         "CUDA_VISIBLE_DEVICES": spec.visible_devices,
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from runner.engines.lease import Lease, remove_lease, write_lease
 from runner.engines.ports import HeldPorts, hold_ports
@@ -17,15 +17,18 @@ from runner.engines.processes import ProcessGroup, ProcessId
 from runner.engines.sglang.batch_watch import BatchWatch
 from runner.engines.sglang.control import Control
 from runner.engines.sglang.flags import internal_states, resolved_params
+from runner.engines.sglang.greedy import greedy_outputs
+from runner.engines.sglang.jit_cache import hold_cache
 from runner.engines.sglang.link import Link, PortTakenError
 from runner.engines.sglang.logs import LogReader
 from runner.engines.sglang.process import Command, ServerProcess, spawn
 from runner.engines.sglang.replica import HOST, ReplicaSpec, command_of, lease_of, shown
+from runner.engines.sglang.start_limits import limits_for
 from runner.engines.sglang.start_watch import StartWatch
 from runner.errors import ClusterLost, Infeasible, Interrupted, ServerFailed
 from runner.launch import as_int
 from runner.load.vocabulary import vocabulary_size
-from runner.trial import BatchSample, Params, ParamValue
+from runner.trial import BatchSample, GreedyOutput, Params, ParamValue
 
 PORT_TRIES = 4
 IDLE_PROOFS = 2  # empty once may be between two steps of the pipeline
@@ -147,6 +150,18 @@ class Server:
                 raise running.link.failed("the server is busy right after it was drained")
             return self._resolved(info)
 
+    def greedy_outputs(self) -> tuple[GreedyOutput, ...]:
+        """Have the canary's prompts continued, then drain and empty the cache.
+
+        Raises ServerFailed when one is not answered, or the server is not idle afterwards.
+        """
+        with self._lock:
+            running = self._require_running()
+            url = running.control.url
+            outputs = running.link.ask(lambda: greedy_outputs(url, self._log_path, self._clock))
+            self.drain()
+            return outputs
+
     def drain(self) -> None:
         """Abort what runs or waits; returns when the server is proven idle.
 
@@ -202,14 +217,17 @@ class Server:
             ports = self._hold(2)
             undo.callback(ports.release)
             command = command_of(self._spec, attempt, *ports.numbers)
-            started_s = self._clock.now_s()
+            cache = self._spec.program.cache_folder
+            if cache is not None:
+                command = replace(command, keep_fds=(undo.enter_context(hold_cache(cache)),))
             process = self._spawn(command, ports.numbers[0], undo)
             log = LogReader(self._spec.log_path, process.log_start_bytes)
             link = Link(process, log, self._clock, self._stop)
             undo.callback(link.close)
             control = Control(f"http://{HOST}:{ports.numbers[0]}", self._log_path)
             undo.callback(control.close)
-            watch = self._watch = StartWatch(process, log, self._clock, started_s)
+            limits = limits_for(self._spec.program.limits, self._spec.server_args)
+            watch = self._watch = StartWatch(process, log, self._clock, limits)
             info = self._await_ready(link, control, watch, ports.numbers)
             link.is_ready = True
             port, group = ports.numbers[0], process.group
@@ -254,16 +272,11 @@ class Server:
         self, link: Link, control: Control, watch: StartWatch, ports: tuple[int, ...]
     ) -> Mapping[str, object]:
         """Wait until the server says that it is up and proves it; returns /server_info."""
-        limit_s, stall_s = self._spec.program.start_deadline_s, self._spec.program.stall_limit_s
         while not link.ask(control.is_healthy):
             watch.look()
-            if watch.elapsed_s() > limit_s:
-                raise link.failed(f"the server was not ready {limit_s:.0f} s after its start")
-            if watch.stalls(stall_s):
-                raise link.failed(
-                    f"the server hangs while starting: for {stall_s:.0f} s it has neither logged "
-                    "nor computed"
-                )
+            reason = watch.verdict()
+            if reason is not None:
+                raise link.failed(reason)
             link.pause()
         info = link.ask(control.server_info)
         if (info.get("port", ports[0]), info.get("nccl_port", ports[1])) != ports:
