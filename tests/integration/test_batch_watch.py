@@ -124,7 +124,6 @@ def plan_of(concurrency: int) -> LoadPlan:
 @pytest.mark.parametrize(
     ("args", "concurrency", "low", "high"),
     [
-        ({"cuda_graph": False}, 8, 0.0, 0.0),
         ({"cuda_graph": True}, 8, 1.0, 1.0),
         ({"cuda_graph": True, "cuda_graph_max_bs": 4}, 32, 0.02, 0.6),
     ],

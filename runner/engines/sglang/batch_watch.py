@@ -24,7 +24,7 @@ from runner.trial import BatchSample
 
 LINES_PERIOD_S = 0.25
 LINES_PERIOD_WALL_S = (0.02, 0.25)  # bounds, whatever the clock's scale
-COUNTERS_PERIOD_S = 5.0
+COUNTERS_PERIOD_S = 10.0
 SHORTEST_COUNTERS_PERIOD_WALL_S = 0.5
 
 
