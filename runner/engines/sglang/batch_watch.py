@@ -1,7 +1,7 @@
 """Watches what a ready server says of its decode passes, from a thread of its own.
 
-The log is read a few times a second, by a reader of its own. /metrics is read seldom: answering it
-keeps the server's HTTP process from passing on tokens for some milliseconds for each rank.
+The log is read a few times a second, by a reader of its own. /metrics is read seldom: to answer it
+takes SGLang's HTTP process about 15 ms for each stage, in which it passes on no tokens.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from runner.trial import BatchSample
 
 LINES_PERIOD_S = 0.25
 LINES_PERIOD_WALL_S = (0.02, 0.25)  # bounds, whatever the clock's scale
-COUNTERS_PERIOD_S = 10.0
+COUNTERS_PERIOD_S = 30.0
 SHORTEST_COUNTERS_PERIOD_WALL_S = 0.5
 
 
