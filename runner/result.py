@@ -43,6 +43,23 @@ class RestartResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Evidence:
+    """What happened inside the servers in a rung's windows (measure/evidence.py). None: unknown.
+
+    `schedulers` is how many of them told something.
+    """
+
+    graph_share: float | None = None
+    batch_mean: float | None = None
+    batch_max: int | None = None
+    queue_mean: float | None = None
+    queue_max: int | None = None
+    kv_usage_max: float | None = None
+    retractions: int | None = None
+    schedulers: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class RungResult:
     """One judged rung. Definitions: measure/metrics.py.
 
@@ -78,6 +95,7 @@ class RungResult:
     slo_attainment_low: float | None = None
     slo_attainment_high: float | None = None
     notes: tuple[str, ...] = ()
+    evidence: Evidence = Evidence()
 
     @property
     def end_s(self) -> float:

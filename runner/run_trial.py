@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from runner.errors import ClusterLost, Invalid, TrialError
 from runner.trial import (
+    BatchSample,
     Failure,
     Judge,
     LoadRun,
@@ -50,11 +51,14 @@ def check_outputs(servers: RunningServers, judge: Judge) -> None:
 def measure_rung(
     trial: TrialSpec, position: int, servers: RunningServers, judge: Judge
 ) -> RungRecord:
-    """One rung: drive its load as often as the driver asks, each time with the power it took."""
+    """One rung: its load as often as the driver asks, each with its power and its batches."""
     loads: list[LoadRun] = []
     power: list[PowerSample] = []
+    batches: list[BatchSample] = []
     while (plan := judge.next_load(position, loads)) is not None:
         load = servers.run_load(plan)
         power += servers.read_power(*load.window)
+        batches += servers.read_batches(*load.window)
         loads.append(load)
-    return RungRecord(position, trial.rungs[position].concurrency, tuple(loads), tuple(power))
+    concurrency = trial.rungs[position].concurrency
+    return RungRecord(position, concurrency, tuple(loads), tuple(power), tuple(batches))

@@ -31,13 +31,21 @@ from runner.kinds import (
     TrialLengths,
 )
 from runner.lengths import Lengths
-from runner.result import Distribution, GpuEnergy, RestartResult, RungResult, TrialResult
+from runner.result import (
+    Distribution,
+    Evidence,
+    GpuEnergy,
+    RestartResult,
+    RungResult,
+    TrialResult,
+)
 
 __all__ = [  # words of other files that belong to these: everyone finds them here
     "Arrivals",
     "CanaryResult",
     "Distribution",
     "EngineKind",
+    "Evidence",
     "GpuEnergy",
     "GreedyOutput",
     "Lengths",
@@ -174,16 +182,40 @@ class PowerSample:
 
 
 @dataclass(frozen=True, slots=True)
+class BatchSample:
+    """What one scheduler of a server said of its decode passes, and when. None: not said.
+
+    A line of its log tells of one micro-batch: its requests (`running`), how many wait for any
+    (`waiting`), whether it ran in a CUDA graph, and the share of the KV cache in use; or it tells
+    how many requests lost their place (`retracted`). The counters hold all decode passes since the
+    server's start. A server has one scheduler for each `dp_rank`.
+    """
+
+    time_s: float
+    replica: int
+    dp_rank: int = 0
+    running: int | None = None
+    waiting: int | None = None
+    in_graph: bool | None = None
+    kv_usage: float | None = None
+    retracted: int | None = None
+    graph_passes: int | None = None
+    eager_passes: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class RungRecord:
     """The raw record of one rung of one trial. `position` is its place in measured order.
 
-    `loads` are its drained restarts on the same servers, in order of time.
+    `loads` are its drained restarts on the same servers, in order of time. `batches` is what the
+    servers said meanwhile.
     """
 
     position: int
     concurrency: int
     loads: tuple[LoadRun, ...]
     power: tuple[PowerSample, ...]
+    batches: tuple[BatchSample, ...] = ()
 
     @property
     def counted(self) -> tuple[LoadRun, ...]:
@@ -295,6 +327,10 @@ class RunningServers(Protocol):
 
     def read_power(self, start_s: float, end_s: float) -> tuple[PowerSample, ...]:
         """Samples of every GPU of the launch around [start_s, end_s], one beyond each border."""
+        ...
+
+    def read_batches(self, start_s: float, end_s: float) -> tuple[BatchSample, ...]:
+        """What the servers said in [start_s, end_s], with the counters beyond each border."""
         ...
 
     def check_alive(self) -> None:

@@ -29,6 +29,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
+SWITCHES = ("--enable-metrics",)
+
 
 def say(text: str) -> None:
     sys.stderr.write(time.strftime("[%Y-%m-%d %H:%M:%S] ") + text + "\n")
@@ -42,6 +44,8 @@ def read_flags(argv: list[str]) -> tuple[dict[str, str], dict[str, str]]:
         if word == "--fake":
             key, _, value = next(words).partition("=")
             fake[key] = value
+        elif word in SWITCHES:
+            flags[word] = ""
         else:
             flags[word.removeprefix("--").replace("-", "_")] = next(words)
     return flags, fake

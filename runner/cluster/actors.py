@@ -27,7 +27,15 @@ from runner.measure.idle import IdleGpu
 from runner.measure.power import GpuIdentity
 from runner.measure.use import GpuUse
 from runner.settings import EngineSettings, StudySettings
-from runner.trial import GreedyOutput, LaunchSpec, LoadPlan, LoadRun, Params, PowerSample
+from runner.trial import (
+    BatchSample,
+    GreedyOutput,
+    LaunchSpec,
+    LoadPlan,
+    LoadRun,
+    Params,
+    PowerSample,
+)
 
 THREADS = 4
 
@@ -100,6 +108,10 @@ class ServerActor:
     def drain(self) -> None:
         """See Server.drain."""
         self._current().drain()
+
+    def batches(self, start_s: float, end_s: float) -> tuple[BatchSample, ...]:
+        """See Server.batches."""
+        return self._current().batches(start_s, end_s)
 
     def check_alive(self) -> None:
         """See Server.check_alive."""
@@ -199,6 +211,10 @@ class SimulatedActor:
     def read_power(self, start_s: float, end_s: float) -> tuple[PowerSample, ...]:
         """See SimulatedServers.read_power."""
         return self._servers.read_power(start_s, end_s)
+
+    def read_batches(self, start_s: float, end_s: float) -> tuple[BatchSample, ...]:
+        """See SimulatedServers.read_batches."""
+        return self._servers.read_batches(start_s, end_s)
 
     def describe(self) -> tuple[dict[str, float], dict[str, object], float]:
         """Phase times, server info and the virtual time."""

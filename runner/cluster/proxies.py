@@ -18,7 +18,7 @@ from runner.load.self_check import LoadCheck
 from runner.measure.idle import IdleGpu
 from runner.measure.power import GpuIdentity
 from runner.measure.use import GpuUse
-from runner.trial import GreedyOutput, LoadPlan, LoadRun, Params, PowerSample
+from runner.trial import BatchSample, GreedyOutput, LoadPlan, LoadRun, Params, PowerSample
 
 
 def result_of(reference: Any) -> Any:  # noqa: ANN401 - Ray's references are untyped
@@ -74,6 +74,11 @@ class ReplicaProxy:
 
     def drain(self) -> None:
         result_of(self._actor.drain.remote())
+
+    def batches(self, start_s: float, end_s: float) -> tuple[BatchSample, ...]:
+        return cast(
+            "tuple[BatchSample, ...]", result_of(self._actor.batches.remote(start_s, end_s))
+        )
 
     def check_alive(self) -> None:
         result_of(self._actor.check_alive.remote())
@@ -163,6 +168,11 @@ class SimulatedProxy:
     def read_power(self, start_s: float, end_s: float) -> tuple[PowerSample, ...]:
         return cast(
             "tuple[PowerSample, ...]", result_of(self._actor.read_power.remote(start_s, end_s))
+        )
+
+    def read_batches(self, start_s: float, end_s: float) -> tuple[BatchSample, ...]:
+        return cast(
+            "tuple[BatchSample, ...]", result_of(self._actor.read_batches.remote(start_s, end_s))
         )
 
     def check_alive(self) -> None:

@@ -22,7 +22,7 @@ from runner.errors import ClusterLost, Interrupted, LoadFailed
 from runner.load.client import Target
 from runner.load.generator import merge_runs
 from runner.load.self_check import LoadCheck
-from runner.trial import GreedyOutput, LoadPlan, LoadRun, Params, PowerSample
+from runner.trial import BatchSample, GreedyOutput, LoadPlan, LoadRun, Params, PowerSample
 
 T = TypeVar("T")
 TICK_S = 0.5
@@ -146,6 +146,11 @@ class HttpServers:
     def read_power(self, start_s: float, end_s: float) -> tuple[PowerSample, ...]:
         """The samples of every GPU of the launch around the window."""
         return self._parts.meter.samples(start_s, end_s)
+
+    def read_batches(self, start_s: float, end_s: float) -> tuple[BatchSample, ...]:
+        """What every server said of its batches around the window."""
+        told = self._on_all(lambda replica: replica.batches(start_s, end_s))
+        return tuple(sample for samples in told for sample in samples)
 
     def _explain_failure(self) -> None:
         """Requests that fail may mean a dead server, which shows a moment later: that is raised."""

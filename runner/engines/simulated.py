@@ -12,12 +12,15 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 
+from runner.engines.observation import decode_log_interval
+from runner.engines.virtual_batches import VirtualBatches
 from runner.engines.virtual_load import Engine, VirtualLoad
 from runner.engines.virtual_power import PERIOD_S, MeteredGpus, VirtualMeter
 from runner.errors import ConfigError, Infeasible
 from runner.launch import CAP, as_int
 from runner.machine.profile import load_profile
 from runner.machine.shape import highest_live_cap, memory_used_bytes
+from runner.measure.evidence import near
 from runner.measure.idle import IdleGpu
 from runner.measure.restarts import MOST_LOADS
 from runner.measure.window import longest_load_s
@@ -31,7 +34,15 @@ from runner.pipeline import (
     start_phases,
 )
 from runner.settings import StudySettings
-from runner.trial import GreedyOutput, LaunchSpec, LoadPlan, LoadRun, Params, PowerSample
+from runner.trial import (
+    BatchSample,
+    GreedyOutput,
+    LaunchSpec,
+    LoadPlan,
+    LoadRun,
+    Params,
+    PowerSample,
+)
 
 LEAD_S = 2 * PERIOD_S  # idle time before and after a load, so that samples enclose it
 
@@ -67,6 +78,7 @@ class SimulatedServers:
         )
         self._now_s = 0.0
         self._samples: tuple[PowerSample, ...] = ()
+        self._batches: tuple[BatchSample, ...] = ()
 
     def now_s(self) -> float:
         """The launch's virtual clock."""
@@ -116,6 +128,8 @@ class SimulatedServers:
         self._now_s = max(run.window_end_s, load.ended_s) + LEAD_S
         meter.advance(self._now_s)
         self._samples = tuple(meter.samples)
+        told = [sample for engine in engines for sample in engine.batches.samples]
+        self._batches = tuple(sorted(told, key=lambda sample: sample.time_s))
         return run
 
     def read_power(self, start_s: float, end_s: float) -> tuple[PowerSample, ...]:
@@ -125,6 +139,10 @@ class SimulatedServers:
             for sample in self._samples
             if start_s - PERIOD_S <= sample.time_s <= end_s + PERIOD_S
         )
+
+    def read_batches(self, start_s: float, end_s: float) -> tuple[BatchSample, ...]:
+        """What the pipelines did during the last load around a span of it."""
+        return near(self._batches, start_s, end_s)
 
     def check_alive(self) -> None:
         """Simulated servers do not die."""
@@ -138,7 +156,10 @@ class SimulatedServers:
         seed = seed_of(plan, place)
         pipeline = self._make_pipeline(self._profile, self._shape, seed, origin_s)
         pipeline.set_cap(self._cap)
-        return Engine(pipeline, place % self._replicas)
+        dp_rank, replica = divmod(place, self._replicas)
+        interval = decode_log_interval(self._args)
+        batches = VirtualBatches(replica, dp_rank, interval, self.resolved.max_total_tokens)
+        return Engine(pipeline, replica, batches)
 
     def _resolved_params(self) -> Params:
         shape, resolved = self._shape, self.resolved

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
+from runner.engines.virtual_batches import VirtualBatches
 from runner.load.ramp import Ramp
 from runner.load.workload import PlannedRequest, RequestSource, mean_tokens
 from runner.machine.hardware import REQUEST_S
@@ -31,10 +32,11 @@ TICK_S = 0.1
 
 @dataclass(frozen=True, slots=True)
 class Engine:
-    """One pipeline, and the replica it belongs to."""
+    """One pipeline, the replica it belongs to, and what is told of its batches."""
 
     pipeline: Pipeline
     replica: int
+    batches: VirtualBatches
 
 
 @dataclass(slots=True)
@@ -190,7 +192,10 @@ class VirtualLoad:
             window = self._deliver(due, now_s)
         else:
             window = None
-            self._due[place] = self._engines[place].pipeline.step().tokens
+            engine = self._engines[place]
+            step = engine.pipeline.step()
+            engine.batches.note(step.batches, engine.pipeline.retractions)
+            self._due[place] = step.tokens
         self._schedule(place)
         return window
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from runner.insight.confirmation import confirmation_words, lengths_title
 from runner.insight.power_words import power_words
 from runner.insight.ranking import Ranking, Setting, rank
+from runner.insight.server_words import server_words
 from runner.insight.words import format_number, format_value
 from runner.label import setting_label
 from runner.lengths import law_words
@@ -256,6 +257,7 @@ def _verdict(
     yield _noise_words(ranking)
     yield from _metastable_words(ranking)
     yield from _notes(ranking, results)
+    yield from server_words(ranking)
 
 
 def _interval_words(ranking: Ranking, best: Setting) -> str:

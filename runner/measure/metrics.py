@@ -33,6 +33,7 @@ tokens_per_joule      output tokens in the windows / energy_j
 joules_per_request    energy_j / requests
 output_throughput_halfwidth  95 %, from restarts (measure/restarts.py); None for a single one
 metastable            the throughput depends on how the load began (measure/restarts.py)
+evidence              what the servers say of their own work (measure/evidence.py)
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from typing import TypeAlias
 from runner.errors import ConfigError
 from runner.measure.attainment import share_with_bounds
 from runner.measure.energy import energy_over_all
+from runner.measure.evidence import evidence_of
 from runner.measure.restarts import claim, output_rate
 from runner.measure.validity import find_notes, find_reasons
 from runner.settings import SloLimit
@@ -130,6 +132,7 @@ def judge_rung(
         slo_attainment_low=None if attained is None else attained.low,
         slo_attainment_high=None if attained is None else attained.high,
         notes=find_notes(rung, plan),
+        evidence=evidence_of(rung.batches, [load.window for load in loads]),
     )
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from runner.clock import ClockAnchor
 from runner.cluster.executor import LaunchReport
 from runner.label import setting_label
+from runner.measure.evidence_words import findings
 from runner.measure.resolved import difference_words
 from runner.record.power_series import gpu_series
 from runner.record.tracking_store import PARENT_TAG, MetricPoint, RunStatus
@@ -49,6 +50,15 @@ RUNG_METRICS = (
     "energy_j",
     "tokens_per_joule",
     "joules_per_request",
+)
+EVIDENCE_METRICS = (
+    "graph_share",
+    "batch_mean",
+    "batch_max",
+    "queue_mean",
+    "queue_max",
+    "kv_usage_max",
+    "retractions",
 )
 LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
 PERCENTILES = ("mean", "p50", "p90", "p99")
@@ -161,8 +171,9 @@ def objective_name(index: int) -> str:
 
 def rung_values(rung: RungResult) -> Iterator[tuple[str, float]]:
     """The metrics of a rung that were measured."""
-    for name in RUNG_METRICS:
-        value = getattr(rung, name)
+    measured = [(name, getattr(rung, name)) for name in RUNG_METRICS]
+    told = [(name, getattr(rung.evidence, name)) for name in EVIDENCE_METRICS]
+    for name, value in (*measured, *told):
         if value is not None:
             yield name, float(value)
     for name in LATENCIES:
@@ -189,6 +200,7 @@ def run_note(result: TrialResult, report: LaunchReport | None) -> str:
         lines += ["", "Measured at the lengths of the workload, not at those of the search."]
     notes = dict.fromkeys(note for rung in result.rungs for note in rung.notes)
     lines += [line for note in notes for line in ("", f"Note: {note}.")]
+    lines += [line for found in findings(result) for line in ("", f"{found.sentence}.")]
     unsure = [str(rung.concurrency) for rung in result.rungs if rung.metastable]
     if unsure:
         lines += ["", f"Metastable at C={', '.join(unsure)}: it depends on how the load began."]

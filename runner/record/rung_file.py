@@ -1,9 +1,10 @@
-"""Rungs and power samples as Parquet tables that read back exactly. Used by store.py alone.
+"""Rungs, power and batch samples as Parquet tables that read back exactly. Used by store.py alone.
 
 A rung's requests are the rows of its file, `restart` says of which restart of its load; what
 belongs to the restarts themselves (window, client health) and the keys of the rung's power samples
 are in the file's key-value metadata. The samples of
-all rungs of a trial are one table, each reading once, sorted by time.
+all rungs of a trial are one table, each reading once, sorted by time. What the servers said of
+their batches is one table too, in which `rung` says to which rung a row belongs.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any, TypeAlias
 from runner.record.codec import decode, encode
 from runner.record.files import Buffer, damaged
 from runner.trial import (
+    BatchSample,
     ClientHealth,
     LoadRun,
     LoadStart,
@@ -31,15 +33,20 @@ from runner.trial import (
 
 SCHEMA_VERSION = 2
 RESTART = "restart"
+RUNG = "rung"
 RUNG_KEY = b"runner.rung"
 POWER_KEY = b"runner.power_keys"
 REMEDY = "Delete it and continue the study: this rung is measured again"
 
+BATCH_REMEDY = (
+    "Delete it and continue the study: only what the servers said of their batches is lost"
+)
 POWER_REMEDY = "Delete it and the rungs beside it, then continue the study: they are measured again"
 UNUSABLE = (TypeError, ValueError, KeyError, IndexError, struct.error, zlib.error)
 
 PowerKey: TypeAlias = tuple[float, str]
 PowerTable: TypeAlias = Mapping[PowerKey, PowerSample]
+BatchTable: TypeAlias = Mapping[int, Sequence[BatchSample]]
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -92,7 +99,28 @@ def power_bytes(samples: Iterable[PowerSample]) -> Buffer:
     return _table_bytes(schema, _columns(schema.names, rows))
 
 
-def read_rung(path: Path, power: PowerTable) -> RungRecord:
+def batch_bytes(samples: BatchTable) -> Buffer:
+    """The batch table: the rows of each rung in their own order."""
+    rows = [(sample, position) for position in sorted(samples) for sample in samples[position]]
+    schema = _batch_schema()
+    columns = _columns(schema.names[:-1], [sample for sample, _ in rows])
+    return _table_bytes(schema, {**columns, RUNG: [position for _, position in rows]})
+
+
+def read_batches(path: Path) -> dict[int, list[BatchSample]]:
+    """The batch samples of each rung of a trial, by position; empty when there is no file."""
+    found: dict[int, list[BatchSample]] = {}
+    if not path.exists():
+        return found
+    try:
+        for row in _read_table(path, BATCH_REMEDY).to_pylist():
+            found.setdefault(row.pop(RUNG), []).append(BatchSample(**row))
+    except (TypeError, KeyError) as error:
+        raise damaged(path, error, BATCH_REMEDY) from error
+    return found
+
+
+def read_rung(path: Path, power: PowerTable, batches: BatchTable) -> RungRecord:
     """The rung as it was written. Raises StudyError when the file is damaged."""
     table = _read_table(path, REMEDY)
     try:
@@ -107,7 +135,8 @@ def read_rung(path: Path, power: PowerTable) -> RungRecord:
     except UNUSABLE as error:
         raise damaged(path, _why(error), REMEDY) from error
     loads = tuple(map(_load_of, head.loads, records))
-    return RungRecord(head.position, head.concurrency, loads, samples)
+    told = tuple(batches.get(head.position, ()))
+    return RungRecord(head.position, head.concurrency, loads, samples, told)
 
 
 def _head_of(load: LoadRun) -> LoadHead:
@@ -222,6 +251,26 @@ def _power_schema() -> Any:  # noqa: ANN401 - pyarrow ships no types
             ("sm_clock_mhz", pa.float64()),
             ("throttled", pa.bool_()),
             ("foreign_pid", pa.int64()),
+        ]
+    )
+
+
+def _batch_schema() -> Any:  # noqa: ANN401 - pyarrow ships no types
+    import pyarrow as pa
+
+    return pa.schema(
+        [
+            ("time_s", pa.float64()),
+            ("replica", pa.int32()),
+            ("dp_rank", pa.int32()),
+            ("running", pa.int32()),
+            ("waiting", pa.int32()),
+            ("in_graph", pa.bool_()),
+            ("kv_usage", pa.float64()),
+            ("retracted", pa.int32()),
+            ("graph_passes", pa.int64()),
+            ("eager_passes", pa.int64()),
+            (RUNG, pa.int32()),
         ]
     )
 

@@ -47,6 +47,7 @@ RESULT_KEYS = (
     "values",
     "rungs",
 )
+BATCH_FILE = "server.parquet"
 KEEP_OUT = (
     "Restore it: the trial's run in MLflow keeps a copy among its artifacts, and so may your backup"
 )
@@ -258,12 +259,14 @@ class StudyStore:
         self.canary.write(self._open_folder(record.trial), record)
 
     def write_rung(self, number: int, rung: RungRecord) -> None:
-        """Keep one measured rung: first the trial's power table with it, then its own file."""
+        """Keep one measured rung: first the trial's tables of power and batches, then its file."""
         folder = self._open_folder(number)
         table = rung_file.read_power(folder / "power.parquet")
         others = (path for position, path in self._rung_paths(number) if position != rung.position)
         kept = [sample for path in others for sample in rung_file.samples_of(path, table)]
         write_whole(folder / "power.parquet", rung_file.power_bytes([*kept, *rung.power]))
+        batches = {**rung_file.read_batches(folder / BATCH_FILE), rung.position: rung.batches}
+        write_whole(folder / BATCH_FILE, rung_file.batch_bytes(batches))
         write_whole(folder / rung_file.file_name(rung), rung_file.rung_bytes(rung))
 
     def measured_rungs(self, number: int) -> list[RungRecord]:
@@ -271,7 +274,8 @@ class StudyStore:
         power = rung_file.read_power(self.trial_folder(number) / "power.parquet")
         paths = self._rung_paths(number)
         whole = [path for index, (position, path) in enumerate(paths) if index == position]
-        return [rung_file.read_rung(path, power) for path in whole]
+        batches = rung_file.read_batches(self.trial_folder(number) / BATCH_FILE)
+        return [rung_file.read_rung(path, power, batches) for path in whole]
 
     def power_samples(self, number: int) -> tuple[PowerSample, ...]:
         """The readings of every rung of a trial, by time."""

@@ -18,6 +18,7 @@ from runner.engines.lease import read_leases
 from runner.errors import ClusterLost, Infeasible, Interrupted, ServerFailed, StudyError
 from runner.launch import plan_launch
 from runner.measure.energy import energy_over
+from runner.measure.evidence import evidence_of
 from runner.plans import rung_plans, warmup_plan
 from runner.trial import LaunchSpec, Params, RequestStatus
 from tests.studies import CPU, study
@@ -79,6 +80,7 @@ def test_two_servers_share_the_load_on_a_gpu_each(
         leases = read_leases(home / "leases").leases
         run = servers.run_load(rung_plans(SETTINGS, 0)[0])
         power = servers.read_power(run.window_start_s, run.window_end_s)
+        batches = servers.read_batches(*run.window)
         servers.check_alive()
         report = servers.report
 
@@ -91,6 +93,11 @@ def test_two_servers_share_the_load_on_a_gpu_each(
     assert {sample.gpu_uuid for sample in power} == set(report.gpu_uuids)
     assert len(report.gpu_uuids) == 2
     assert report.phase_s["total"] > 0
+    told = evidence_of(batches, [run.window])
+    assert (told.schedulers, told.graph_share, told.retractions) == (2, 0.0, 0)
+    assert told.batch_max is not None
+    assert 1 <= told.batch_max <= 4
+    assert "--enable-metrics --decode-log-interval 17" in report.commands[0]
 
 
 def test_it_knows_the_flags_of_its_servers(executor: Executor) -> None:

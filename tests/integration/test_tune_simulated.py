@@ -38,7 +38,7 @@ def test_every_trial_has_its_files(finished: Home) -> None:
         names = sorted(path.name for path in folder.iterdir())
         ladder = [32, 8, 1][: len(result["rungs"])]
         rungs = [f"rung-{position}-c{c}.parquet" for position, c in enumerate(ladder)]
-        assert names == ["power.parquet", "result.json", *rungs, "spec.json"]
+        assert names == ["power.parquet", "result.json", *rungs, "server.parquet", "spec.json"]
 
 
 def test_every_rung_is_computed_again_from_its_files_byte_for_byte(finished: Home) -> None:
@@ -96,6 +96,28 @@ def test_mlflow_has_a_child_run_for_each(finished: Home) -> None:
     assert [run.info.run_name for run in parents] == ["small"]
     assert len(children) == len(finished.results())
     assert "RUNNING" not in {run.info.status for run in runs}
+
+
+def test_results_mlflow_and_report_tell_of_the_inside_of_the_servers(finished: Home) -> None:
+    results = finished.results()
+    told = [rung["evidence"] for result in results for rung in result["rungs"]]
+    assert all(each["batch_mean"] >= 1.0 and each["schedulers"] >= 1 for each in told)
+    assert {each["graph_share"] for each in told} <= {0.0, 1.0}
+    assert results[0]["rungs"][0]["evidence"]["batch_max"] == 8  # the cap of the baseline
+
+    client = MlflowClient(f"sqlite:///{finished.folder / 'studies' / 'mlflow.db'}")
+    experiment = client.get_experiment_by_name("small")
+    assert experiment is not None
+    (run,) = client.search_runs([experiment.experiment_id], "tags.trial = '0'")
+    for name in ("graph_share", "batch_mean", "batch_max", "queue_mean", "queue_max"):
+        points = client.get_metric_history(run.info.run_id, name)
+        assert {point.step: point.value for point in points} == {
+            rung["concurrency"]: rung["evidence"][name] for rung in results[0]["rungs"]
+        }
+
+    report = " ".join(finished.run("report", "small").stdout.split())
+    assert "Inside the servers of #" in report
+    assert "of decode passes in a CUDA graph" in report
 
 
 def test_a_finished_study_prints_its_report(finished: Home) -> None:

@@ -13,7 +13,7 @@ from runner.insight.summary import summarize
 from runner.insight.words import format_number
 from runner.record.store import StudyState
 from runner.settings import Direction, Objective, StudySettings, Workload
-from runner.trial import Lengths, LoadProtocol, Outcome, TrialResult
+from runner.trial import Evidence, Lengths, LoadProtocol, Outcome, ParamValue, TrialResult
 from tests.samples import PARAMS, claimed_rung, make_ladder, make_result, make_rung, make_settings
 
 STUDY = make_settings()
@@ -286,3 +286,44 @@ def test_shared_measurements_and_other_values_than_asked_are_marked() -> None:
     assert "Note: attention_backend fa3 was asked for, triton runs (#1)." in said
     assert "nothing was measured twice" in said
     assert report_document(results, STUDY)["contenders"] == [0]
+
+
+def told(number: int, throughput: float, evidence: Evidence, **resolved: ParamValue) -> TrialResult:
+    rung = make_rung(32, throughput, evidence=evidence, achieved_concurrency=32.0)
+    return make_result(number, throughput, rungs=(rung,), resolved={**PARAMS, **resolved})
+
+
+def test_the_inside_of_the_best_ones_servers_is_told() -> None:
+    evidence = Evidence(1.0, batch_mean=3.96, batch_max=4, queue_mean=0.0, schedulers=1)
+    text = joined(printed([told(0, 500.0, evidence), told(1, 400.0, Evidence())]))
+    assert (
+        "Inside the servers of #0 at C=32: 100 % of decode passes in a CUDA graph, 4.0 requests a "
+        "micro-batch (at most 4), 0 waiting on average." in text
+    )
+    assert "CUDA graphs are on" not in text
+
+
+def test_nothing_is_said_of_the_inside_where_nothing_is_known() -> None:
+    text = printed(some_results())
+    assert "Inside" not in text
+    assert "queue" not in text
+
+
+def test_what_is_wrong_inside_is_one_sentence_for_each_kind_worst_ones_counted() -> None:
+    little = Evidence(graph_share=0.12, batch_max=9)
+    queue = Evidence(graph_share=1.0, queue_mean=12.0, schedulers=1)
+    lost = Evidence(retractions=3)
+    results = [told(n, 500.0 - n, little, cuda_graph_max_bs=8) for n in range(6)]
+    results += [told(6, 300.0, queue, pp_max_micro_batch_size=1), told(7, 200.0, lost)]
+    text = joined(printed(results))
+    each = "at C=32 only 12 % in one (batches up to 9, graphs up to 8)"
+    settings = "; ".join(f"#{number} {each}" for number in range(4))
+    assert (
+        f"CUDA graphs are on, but many decode passes ran without: {settings}; 2 more settings."
+        in text
+    )
+    assert (
+        "Requests waited in the servers' queue: #6 at C=32 12 on average (32 in flight, room for "
+        "16: 16 slots of at most 1)." in text
+    )
+    assert "lost their place and waited again: #7 at C=32 3 of them." in text

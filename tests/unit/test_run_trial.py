@@ -16,6 +16,7 @@ from runner.errors import (
 )
 from runner.run_trial import run_trial
 from runner.trial import (
+    BatchSample,
     ClientHealth,
     Failure,
     GreedyOutput,
@@ -77,6 +78,10 @@ class ScriptedServers:
         self._step(f"power {start_s:.0f}-{end_s:.0f}")
         return ()
 
+    def read_batches(self, start_s: float, end_s: float) -> tuple[BatchSample, ...]:
+        loads = sum(call.startswith("power") for call in self.calls)
+        return (BatchSample((start_s + end_s) / 2, 0, running=loads),)
+
     def check_alive(self) -> None:
         self._step("alive")
 
@@ -122,7 +127,7 @@ def test_a_trial_is_one_line() -> None:
     assert servers.calls == ["live", "greedy", "warmup", first, *rung, second, *rung, third, *rung]
 
 
-def test_each_restart_of_a_rung_has_its_load_and_its_power() -> None:
+def test_each_restart_of_a_rung_has_its_load_its_power_and_its_batches() -> None:
     servers, judge = ScriptedServers(), ScriptedJudge(restarts=3, last=0)
 
     run_trial(TRIAL, servers, judge)
@@ -130,6 +135,7 @@ def test_each_restart_of_a_rung_has_its_load_and_its_power() -> None:
     loads = [f"rung-0-{number}" for number in range(3)]
     assert servers.calls[3:] == [call for load in loads for call in (load, "power 1-2")] + ["alive"]
     assert len(judge.seen[0].loads) == 3
+    assert [sample.running for sample in judge.seen[0].batches] == [1, 2, 3]
 
 
 def test_the_driver_may_stop_it_between_rungs() -> None:

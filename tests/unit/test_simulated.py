@@ -10,6 +10,7 @@ import pytest
 from runner.engines.simulated import SimulatedServers, place_on_clock
 from runner.errors import ConfigError, Infeasible
 from runner.launch import plan_launch
+from runner.measure.evidence import evidence_of
 from runner.measure.metrics import judge_rung
 from runner.plans import rung_plans, warmup_plan
 from runner.run_trial import run_trial
@@ -290,3 +291,58 @@ def test_an_open_loop_says_when_requests_were_due(arrivals: Arrivals) -> None:
 def test_a_closed_loop_has_no_times_to_keep() -> None:
     run = servers_of(CPU_PP2, CPU).run_load(make_plan())
     assert {record.due_s for record in run.records} == {None}
+
+
+def test_every_decode_pass_is_told_with_the_counters_so_far() -> None:
+    servers = servers_of({**CPU_PP2, "decode_log_interval": 1}, CPU)
+    load = servers.run_load(make_plan(concurrency=1))
+    told = servers.read_batches(load.started_s, load.window_end_s)
+    tokens = [s for record in load.records for s in record.token_s[1:] if s <= load.window_end_s]
+    assert abs(len(told) - len(tokens)) <= 1  # the last one may be told and not yet delivered
+    assert [sample.eager_passes for sample in told] == list(range(1, len(told) + 1))
+    assert {(s.running, s.waiting, s.in_graph, s.graph_passes) for s in told} == {(1, 0, False, 0)}
+
+
+def test_samples_are_one_in_so_many_passes_of_each_scheduler() -> None:
+    servers = servers_of({"dp_size": 2, "max_running_requests": 16}, CPU)
+    load = servers.run_load(make_plan())
+    told = servers.read_batches(*load.window)
+    assert {(sample.replica, sample.dp_rank) for sample in told} == {(0, 0), (0, 1)}
+    assert {(sample.eager_passes or 0) % 17 for sample in told} == {0}
+    assert [sample.time_s for sample in told] == sorted(sample.time_s for sample in told)
+    assert told == servers.read_batches(*servers.run_load(make_plan()).window)
+
+
+@pytest.mark.parametrize(
+    ("params", "low", "high"),
+    [
+        ({"cuda_graph": False}, 0.0, 0.0),
+        ({"cuda_graph": True}, 1.0, 1.0),
+        ({"cuda_graph": True, "cuda_graph_max_bs": 4}, 0.01, 0.99),
+    ],
+)
+def test_graphs_serve_batches_up_to_their_size(params: Params, low: float, high: float) -> None:
+    shape: Params = {"pp_size": 8, "max_running_requests": 64, **params}
+    servers, plan = servers_of(shape), make_plan(concurrency=32, max_window_s=10.0)
+    load = servers.run_load(plan)
+    told = evidence_of(servers.read_batches(*load.window), [load.window])
+    assert told.graph_share is not None
+    assert low <= told.graph_share <= high
+    assert told.batch_max == 8
+
+
+def test_a_cap_too_low_for_the_load_shows_as_a_queue_and_a_small_cache_as_retractions() -> None:
+    servers = servers_of(CPU_PP2, CPU)
+    servers.set_live({"pp_max_micro_batch_size": 1})
+    load = servers.run_load(make_plan())
+    told = evidence_of(servers.read_batches(*load.window), [load.window])
+    assert (told.batch_max, told.retractions) == (1, 0)
+    assert told.queue_mean == pytest.approx(4.0, abs=0.5)  # four slots of one, eight in flight
+
+    servers = servers_of({**CPU_PP2, "max_total_tokens": 160}, CPU)
+    load = servers.run_load(make_plan(output_tokens=Lengths.fixed(60)))
+    whole = (load.started_s, load.window_end_s)
+    told = evidence_of(servers.read_batches(*whole), [whole])
+    assert told.retractions
+    assert told.kv_usage_max is not None
+    assert told.kv_usage_max > 0.5

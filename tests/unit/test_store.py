@@ -24,6 +24,7 @@ from runner.cluster.executor import LaunchReport
 from runner.errors import ConfigError, StudyError
 from runner.record.store import StoredSpec, StudyState, StudyStore
 from runner.trial import (
+    BatchSample,
     ClientHealth,
     Distribution,
     GpuEnergy,
@@ -90,7 +91,12 @@ def make_rung(position: int = 0, concurrency: int = 64, start_s: float = 10.0) -
     )
     load = LoadRun((good, bad), start_s, start_s, start_s + 1, True, ClientHealth(0.25, 0.003))
     probe = replace(load, records=(good,), is_steady=False, start=LoadStart.TOGETHER)
-    return RungRecord(position, concurrency, (load, probe), power_samples(start_s))
+    batches = (
+        BatchSample(start_s + 0.5, 0, 1, 8, 12, in_graph=True, kv_usage=1 / 3),
+        BatchSample(start_s + 0.2, 1, graph_passes=2**40, eager_passes=0),
+        BatchSample(start_s + 0.6, 0, retracted=3),
+    )
+    return RungRecord(position, concurrency, (load, probe), power_samples(start_s), batches)
 
 
 def make_result(number: int = 7, **changes: object) -> TrialResult:
@@ -347,6 +353,20 @@ loads = st.builds(
 )
 
 
+numbers = st.none() | st.integers(0, 2**31 - 1)
+batches = st.builds(
+    BatchSample,
+    time_s=finite,
+    replica=st.integers(0, 99),
+    dp_rank=st.integers(0, 99),
+    running=numbers,
+    waiting=numbers,
+    in_graph=st.none() | st.booleans(),
+    kv_usage=st.none() | finite,
+    retracted=numbers,
+    graph_passes=numbers,
+    eager_passes=numbers,
+)
 restarts = st.lists(loads, max_size=3).map(tuple)
 
 
@@ -357,7 +377,10 @@ def trials_rungs(draw: st.DrawFn) -> list[RungRecord]:
     stream = list(by_key.values())
     some = st.lists(st.sampled_from(stream), unique=True) if stream else st.just([])
     return [
-        RungRecord(position, draw(st.integers(1, 4096)), draw(restarts), tuple(draw(some)))
+        RungRecord(
+            *(position, draw(st.integers(1, 4096)), draw(restarts), tuple(draw(some))),
+            tuple(draw(st.lists(batches, max_size=3))),
+        )
         for position in range(draw(st.integers(1, 3)))
     ]
 
@@ -384,6 +407,8 @@ def test_the_columns_are_those_of_the_contract(store: StudyStore) -> None:
     assert sorted(requests.names) == sorted([*wanted, "restart"])
     assert str(requests.field("token_s").type.value_type) == "double"
     assert power.names == [field.name for field in fields(PowerSample)]
+    server = pq.read_schema(store.trial_folder(7) / "server.parquet")
+    assert server.names == [*(field.name for field in fields(BatchSample)), "rung"]
 
 
 def test_a_rung_measured_again_takes_its_old_samples_with_it(store: StudyStore) -> None:
@@ -409,7 +434,7 @@ def test_what_a_killed_driver_left_half_written_is_not_a_rung(store: StudyStore)
     assert store.measured_rungs(7) == [make_rung()]
 
 
-@pytest.mark.parametrize("name", ["rung-0-c64.parquet", "power.parquet"])
+@pytest.mark.parametrize("name", ["rung-0-c64.parquet", "power.parquet", "server.parquet"])
 @pytest.mark.parametrize("keep", [0, 10, -20])
 def test_a_truncated_parquet_file_is_named(store: StudyStore, name: str, keep: int) -> None:
     store.write_rung(7, make_rung())
@@ -424,6 +449,12 @@ def test_a_rung_whose_power_is_gone_is_named(store: StudyStore) -> None:
     (store.trial_folder(7) / "power.parquet").unlink()
     with pytest.raises(StudyError, match=r"rung-0-c64\.parquet is damaged .*power\.parquet"):
         store.measured_rungs(7)
+
+
+def test_a_rung_without_a_table_of_batches_has_none(store: StudyStore) -> None:
+    store.write_rung(7, make_rung())
+    (store.trial_folder(7) / "server.parquet").unlink()
+    assert store.measured_rungs(7) == [replace(make_rung(), batches=())]
 
 
 def test_a_foreign_parquet_file_is_named(store: StudyStore) -> None:

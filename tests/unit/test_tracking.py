@@ -199,6 +199,7 @@ def test_files_and_logs_are_artifacts(store: StudyStore, tracker: Tracker) -> No
         "spec.json",
         "result.json",
         "power.parquet",
+        "server.parquet",
         "rung-0-c32.parquet",
         "rung-1-c8.parquet",
         "rung-2-c1.parquet",
@@ -366,7 +367,7 @@ def test_a_driver_killed_while_logging_leaves_one_run_with_the_same_content(
     assert len(history(store, run, "output_throughput")) == 3
     assert len(history(store, run, "system/gpu_0_power_usage_watts")) == 24
     assert len(history(store, parent(store), "best_objective")) == 1
-    assert len(artifacts(store, run)) == 8
+    assert len(artifacts(store, run)) == 9
 
 
 def test_a_store_that_was_lost_is_filled_again(store: StudyStore, empty_store: Path) -> None:
@@ -567,7 +568,7 @@ def test_a_home_may_have_any_name(tmp_path: Path, empty_store: Path) -> None:
     result = complete_trial(0, 500.0, PARAMS)
     write_trial(store, result)
     Tracker(store.mlflow_uri, store, SETTINGS).finish("finished")
-    assert len(artifacts(store, children(store)[0])) == 8
+    assert len(artifacts(store, children(store)[0])) == 9
 
 
 # --- values ---------------------------------------------------------------------------------

@@ -100,6 +100,15 @@ class Control:
             raise self._failed("/v1/loads answered without loads")
         return sum(_whole(load, "num_waiting_reqs") for load in loads)
 
+    def metrics(self) -> str | None:
+        """The text of /metrics; None when this server has none."""
+        answer = self._ask("GET", "/metrics")
+        if answer.status_code == _NOT_FOUND:
+            return None
+        if answer.status_code != _OK:
+            raise self._failed(f"/metrics answered {answer.status_code}")
+        return answer.text
+
     def _object(
         self, method: str, path: str, body: object = None, wall_s: float | None = None
     ) -> Mapping[str, object]:

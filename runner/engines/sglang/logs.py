@@ -236,7 +236,7 @@ class LogReader:
             self._offset_bytes += len(fresh)
             *lines, self._rest = (self._rest + fresh).replace(b"\r", b"\n").split(b"\n")
         texts = (line.decode("utf-8", errors="replace") for line in lines)
-        return [text for text in texts if not _ACCESS.search(text)]
+        return [text for text in texts if not ("HTTP/1." in text and _ACCESS.search(text))]
 
     def read_tail(self) -> str:
         """The log of this start, its last part if it is long."""

@@ -10,9 +10,10 @@ from pathlib import Path
 
 from runner.clock import Clock
 from runner.engines.lease import Driver, Lease, boot_id
+from runner.engines.observation import observation_args
 from runner.engines.processes import START_VARIABLE, ProcessGroup
 from runner.engines.sglang.environment import ServerEnvironment
-from runner.engines.sglang.flags import render, variables
+from runner.engines.sglang.flags import flag_of, render, variables
 from runner.engines.sglang.jit_cache import cache_environment
 from runner.engines.sglang.process import Command, inherited_environment
 from runner.engines.sglang.start_limits import PHASE_LIMITS, PhaseLimit
@@ -64,7 +65,7 @@ def command_of(spec: ReplicaSpec, attempt: int, port: int, nccl_port: int) -> Co
     """
     own = ["--host", HOST, "--port", str(port), "--nccl-port", str(nccl_port)]
     program = spec.program
-    words = render(spec.server_args, program.environment)
+    words = render({**spec.server_args, **_observation(spec)}, program.environment)
     return Command(
         argv=(*program.argv, *words, *own, "--base-gpu-id", "0"),
         env={
@@ -76,6 +77,12 @@ def command_of(spec: ReplicaSpec, attempt: int, port: int, nccl_port: int) -> Co
         log_path=spec.log_path,
         token=uuid.uuid4().hex,
     )
+
+
+def _observation(spec: ReplicaSpec) -> Params:
+    """What the server is told so that it can be watched, as far as it has flags for that."""
+    watching = observation_args(spec.server_args).items()
+    return {name: v for name, v in watching if flag_of(name, spec.program.environment)}
 
 
 def shown(spec: ReplicaSpec, command: Command) -> str:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from runner.engines.lease import Lease, remove_lease, write_lease
 from runner.engines.ports import HeldPorts, hold_ports
 from runner.engines.processes import ProcessGroup, ProcessId
+from runner.engines.sglang.batch_watch import BatchWatch
 from runner.engines.sglang.control import Control
 from runner.engines.sglang.flags import internal_states, resolved_params
 from runner.engines.sglang.greedy import greedy_outputs
@@ -27,13 +28,14 @@ from runner.engines.sglang.start_watch import StartWatch
 from runner.errors import ClusterLost, Infeasible, Interrupted, ServerFailed
 from runner.launch import as_int
 from runner.load.vocabulary import vocabulary_size
-from runner.trial import GreedyOutput, Params, ParamValue
+from runner.trial import BatchSample, GreedyOutput, Params, ParamValue
 
 PORT_TRIES = 4
 IDLE_PROOFS = 2  # empty once may be between two steps of the pipeline
 MIN_GRACE_WALL_S = 2.0
 MIN_DRAIN_WALL_S = 3.0
 LAST_ABORT_WALL_S = 2.0
+METRICS_WALL_S = 2.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +56,9 @@ class ServerStarted:
 
 @dataclass(frozen=True, slots=True)
 class _Running:
-    """A server that is ready, what it resolved to at its start, and who listened on its port."""
+    """A server that is ready, what it resolved to at its start, who listened on its port, and
+    who watches its batches.
+    """
 
     link: Link
     control: Control
@@ -62,6 +66,7 @@ class _Running:
     group: ProcessGroup
     port: int
     listeners: frozenset[ProcessId]
+    batches: BatchWatch
 
     def check_same(self) -> None:
         """Raise ServerFailed when another process has taken the place of the one that started.
@@ -158,9 +163,13 @@ class Server:
             return outputs
 
     def drain(self) -> None:
-        """Abort what runs or waits; returns when the server is proven idle."""
+        """Abort what runs or waits; returns when the server is proven idle.
+
+        The counters of its batches are read first: this is where a load has ended.
+        """
         with self._lock:
             running = self._require_running()
+            running.batches.look()
             link, control = running.link, running.control
             limit_s = max(self._spec.program.drain_deadline_s, MIN_DRAIN_WALL_S * self._clock.scale)
             deadline_s = self._clock.now_s() + limit_s
@@ -175,6 +184,10 @@ class Server:
                 if self._clock.now_s() > deadline_s:
                     raise link.failed(f"requests still run {limit_s:.0f} s after all were aborted")
                 link.pause()
+
+    def batches(self, start_s: float, end_s: float) -> tuple[BatchSample, ...]:
+        """What the server said of its batches in [start_s, end_s]; see BatchWatch.samples."""
+        return self._require_running().batches.samples(start_s, end_s)
 
     def check_alive(self) -> None:
         """Raise ServerFailed with the reason if the server is dead, in part, or was replaced."""
@@ -219,7 +232,11 @@ class Server:
             link.is_ready = True
             port, group = ports.numbers[0], process.group
             listeners = group.listeners(port)
-            self._running = _Running(link, control, self._resolved(info), group, port, listeners)
+            batches = self._watch_batches(control.url)
+            undo.callback(batches.stop)
+            self._running = _Running(
+                link, control, self._resolved(info), group, port, listeners, batches
+            )
             self._undo = undo.pop_all()
         return ServerStarted(
             url=control.url,
@@ -230,6 +247,14 @@ class Server:
             phase_s=watch.phases.durations_s(self._clock.now_s()),
             vocabulary=vocabulary_size(str(info.get("model_path", ""))),
         )
+
+    def _watch_batches(self, url: str) -> BatchWatch:
+        """What the server says from now on; its start and its warm-up are no evidence."""
+        log = LogReader(self._spec.log_path, self._spec.log_path.stat().st_size)
+        control = Control(url, self._log_path, METRICS_WALL_S)
+        watch = BatchWatch(self._spec.index, log, control, self._clock)
+        watch.start()
+        return watch
 
     def _spawn(self, command: Command, port: int, undo: ExitStack) -> ServerProcess:
         """Start the process, with its lease; undoing ends it and then removes the lease."""
