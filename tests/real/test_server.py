@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Iterator
@@ -129,6 +130,7 @@ def filled(count: int, cap: int, first: int, slots: int = 4) -> tuple[list[int],
 
 def decoded(words: str, slots: int) -> tuple[list[int], int]:
     """Requests of each slot, sorted, and who waits, in the first full round of decodes."""
-    after = words.rpartition(" P")[2].split() if words.count("P") > 1 else words.split()
-    decodes = [word[1:].split("/") for word in after if word.startswith("D")][:slots]
+    first_round = re.search(rf"(?:D\d+/\d+ ){{{slots}}}", words + " ")
+    assert first_round is not None, words
+    decodes = [word[1:].split("/") for word in first_round.group().split()]
     return sorted(int(running) for running, _ in decodes), int(decodes[0][1])
