@@ -362,3 +362,32 @@ def test_a_reader_leaves_out_the_echo_of_our_own_requests(tmp_path: Path) -> Non
     assert [line[22:] for line in reader.read_lines()] == [
         "INFO:     Application startup complete."
     ]
+
+
+LOST_PEER = """\
+[2026-11-30 01:46:14 PP0] Scheduler hit an exception: Traceback (most recent call last):
+  File "sglang/srt/managers/scheduler_pp_mixin.py", line 699, in _pp_commit_comm_work
+    p2p_work.work.wait()
+RuntimeError: [gloo/transport/tcp/pair.cc:561] Connection closed by peer [127.0.0.1]:416.
+
+[2026-11-30 01:46:14] SIGQUIT received. signum=None, frame=None. It usually means one child failed.
+"""
+KILLED = "[2026-11-30 01:46:15] Subprocess scheduler_1 (pid=77) crashed with exit code -9.\n"
+CAUSE = """\
+[2026-11-30 01:46:14 PP1] Scheduler hit an exception: Traceback (most recent call last):
+  File "x.py", line 1, in forward
+IndexError: index out of range in self
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "words"),
+    [
+        (LOST_PEER, "a process of the server was killed"),
+        (LOST_PEER + KILLED, "Subprocess scheduler_1 (pid=77) crashed with exit code -9"),
+        (LOST_PEER + CAUSE, "IndexError: index out of range in self"),
+        (CAUSE + LOST_PEER, "IndexError: index out of range in self"),
+    ],
+)
+def test_a_rank_that_dies_of_anothers_loss_is_not_the_cause(log: str, words: str) -> None:
+    assert words in explain_death(log, -9).message

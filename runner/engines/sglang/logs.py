@@ -101,7 +101,7 @@ TABLE: tuple[Row, ...] = (
         Verdict.FAILED,
         "a process of the server was killed, perhaps because the machine is out of memory",
         r"^(?P<detail>Subprocess \S+ \(pid=\d+\) crashed with exit code -?\d+)"
-        r"|scheduler died during initialization",
+        r"|scheduler died during initialization|Connection (?:closed|reset) by peer",
     ),
     _row(
         Verdict.FAILED,
@@ -131,6 +131,8 @@ _SECONDARY = re.compile(
     r"|No live scheduler processes|destroy_process_group\(\) was not called"
 )
 _DEATH_SIGN = re.compile(r"\bhit an exception: Traceback|crashed with exit code|SIGQUIT received")
+# How a rank dies of another one that is gone; the cause only where no other is told.
+_LOST_PEER = re.compile(r"Connection (?:closed|reset) by peer")
 _HANG_SIGN = re.compile(r"watchdog timeout \((?!.*soft=True)", re.IGNORECASE)
 
 
@@ -180,16 +182,23 @@ def _matches(row: Row, cause: _Cause) -> bool:
 def _first_cause(lines: list[str], *, is_usage_error: bool) -> _Cause | None:
     """The first death of a child, else a fatal line, else an exception of the main process.
 
-    A hang that a watchdog found counts as a death: ranks that wait for the hung one die of that.
+    A hang that a watchdog found counts as a death: ranks that wait for the hung one die of that. A
+    rank that was killed tells nothing, and another may die of its loss before it is missed.
     """
+    lost_peer: _Cause | None = None
     for number, line in enumerate(lines):
         if _HANG_SIGN.search(line):
             return _Cause(_bare(line))
         if _SCHEDULER_DIED.search(line):
-            return _exception_after(lines, number) or _Cause(_bare(line))
+            cause = _exception_after(lines, number) or _Cause(_bare(line))
+            if not _LOST_PEER.search(cause.line):
+                return cause
+            lost_peer = lost_peer or cause
     for number, line in enumerate(lines):
         if (is_usage_error and _ARGPARSE.search(line)) or _STANDALONE.search(_bare(line)):
             return _with_exception(lines, number)
+    if lost_peer is not None:
+        return lost_peer
     for number, line in enumerate(lines):
         if _TRACEBACK in line:
             return _exception_after(lines, number)
