@@ -17,7 +17,9 @@ from functools import partial
 from runner.canary import CanaryRecord
 from runner.clock import Clock, ClockAnchor
 from runner.cluster.executor import RunningLaunch
+from runner.engines.sglang.backends import impossible
 from runner.errors import ClusterLost, ConfigError, StudyError, TrialError
+from runner.expression import Expression
 from runner.held_launch import HeldLaunch
 from runner.insight.live import Note, RungDone, TrialDone, TrialStarted, View
 from runner.launch import LaunchPlan, plan_launch
@@ -108,10 +110,17 @@ def proposals(study: Study) -> Iterator[Proposal]:
     """First what a dead driver left unfinished, then what the search proposes within budget."""
     yield from study.search.running()
     while study.search.budget_left(*spent(study)):
+        study.search.restrict(impossible_here(study))
         proposal = study.search.ask()
         if proposal is None:
             return
         yield proposal
+
+
+def impossible_here(study: Study) -> tuple[Expression, ...]:
+    """What settings must keep on these GPUs, once they are known: the first launch finds out."""
+    gpus = study.store.read_idle() or ()
+    return impossible(study.settings, tuple(gpu.capability for gpu in gpus))
 
 
 def spent(study: Study) -> tuple[float, int, float]:

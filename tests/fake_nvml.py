@@ -37,6 +37,7 @@ class FakeGpu:
     name: str = "NVIDIA Test GPU"
     slices: list[FakeGpu] | None = None
     is_lost: bool = False
+    capability: tuple[int, int] = (9, 0)
 
 
 class GpuLostError(FakeError):
@@ -75,6 +76,7 @@ class FakeNvml(ModuleType):
             "nvmlDeviceGetUUID": lambda gpu: gpu.uuid,
             "nvmlDeviceGetName": lambda gpu: gpu.name,
             "nvmlDeviceGetPciInfo": lambda gpu: SimpleNamespace(busId=gpu.bus_id.encode()),
+            "nvmlDeviceGetCudaComputeCapability": lambda gpu: list(gpu.capability),
             "nvmlDeviceGetMigMode": lambda gpu: [int(gpu.slices is not None)] * 2,
             "nvmlDeviceGetMaxMigDeviceCount": lambda gpu: 0 if gpu.slices is None else 7,
         }

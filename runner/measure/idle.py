@@ -29,6 +29,7 @@ class IdleGpu:
     power_w: float | None
     power_limit_w: float | None
     pids: tuple[int, ...] = ()
+    capability: tuple[int, int] | None = None
 
 
 def read_idle(sensor: GpuSensor, gpus: Sequence[GpuIdentity], clock: Clock) -> tuple[IdleGpu, ...]:
@@ -50,6 +51,7 @@ def read_idle(sensor: GpuSensor, gpus: Sequence[GpuIdentity], clock: Clock) -> t
             power_w=power_w[gpu.uuid],
             power_limit_w=gpu.power_limit_w,
             pids=tuple(process.pid for process in sensor.processes(gpu.uuid)),
+            capability=gpu.capability,
         )
         for gpu in gpus
     )

@@ -40,7 +40,8 @@ class GpuKind(StrEnum):
 class GpuIdentity:
     """One GPU of this machine. `index` is the driver's order; `uuid` is what counts.
 
-    A slice has the index and the PCI bus id of its GPU and no power limit of its own.
+    `capability` is CUDA's compute capability, (9, 0) for SM90; None: not told. A slice has the
+    index and the PCI bus id of its GPU and no power limit of its own.
     """
 
     index: int
@@ -50,6 +51,7 @@ class GpuIdentity:
     power_limit_w: float | None
     pci_bus_id: str | None = None
     kind: GpuKind = GpuKind.WHOLE
+    capability: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +165,7 @@ class NvmlSensor:
         limit_mw = self._offer(name, nvml.nvmlDeviceGetPowerManagementLimit, handle)
         bus = self._offer(name, nvml.nvmlDeviceGetPciInfo, handle)
         modes = self._offer(name, nvml.nvmlDeviceGetMigMode, handle)
+        capability = self._offer(name, nvml.nvmlDeviceGetCudaComputeCapability, handle)
         is_cut = modes is not None and modes[0] == nvml.NVML_DEVICE_MIG_ENABLE
         gpu = GpuIdentity(
             index=index,
@@ -172,6 +175,7 @@ class NvmlSensor:
             power_limit_w=None if limit_mw is None else limit_mw / 1000,
             pci_bus_id=None if bus is None else _text(bus.busId),
             kind=GpuKind.PARTITIONED if is_cut else GpuKind.WHOLE,
+            capability=None if capability is None else (int(capability[0]), int(capability[1])),
         )
         yield gpu
         if is_cut:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from runner.errors import StudyError
+from runner.expression import Expression
 from runner.launch import spec_hash
 from runner.plans import lengths_of
 from runner.search.budget import OBJECTIVE_POSITION, reason_to_stop, spent_budget
@@ -36,11 +38,15 @@ class Search:
     """The search of one study, in an Optuna storage that survives the process."""
 
     def __init__(self, settings: StudySettings, storage_url: str) -> None:
-        self._settings = settings
+        self._settings = self._whole = settings
         self._storage = TrialStorage(settings, storage_url)
         self._trials = {trial.number: trial for trial in self._storage.read_all()}
         self._losses_in_a_row = 0
         self._is_exhausted = False
+
+    def restrict(self, constraints: Sequence[Expression]) -> None:
+        """Offer no setting that breaks these either, from now on, until restricted otherwise."""
+        self._settings = replace(self._whole, constraints=(*self._whole.constraints, *constraints))
 
     def running(self) -> tuple[Proposal, ...]:
         """What was asked for and not told: at the start, what a dead driver left."""

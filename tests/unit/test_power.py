@@ -236,9 +236,8 @@ def test_nvml_a_slice_has_no_power_of_its_own() -> None:
     assert taken.memory_used_bytes == 7 << 30
     whole, piece = sensor.gpus()[2:]
     assert whole.kind is GpuKind.PARTITIONED
-    assert piece == GpuIdentity(
-        2, "MIG-3333", "NVIDIA Test GPU", 96 << 30, None, "00000000:C1:00.0", GpuKind.SLICE
-    )
+    bus, kind = "00000000:C1:00.0", GpuKind.SLICE
+    assert piece == GpuIdentity(2, "MIG-3333", "NVIDIA Test GPU", 96 << 30, None, bus, kind, (9, 0))
     later = replace(taken, time_s=taken.time_s + 1)
     (gpu,) = energy_over([taken, later], taken.time_s, later.time_s)
     assert (gpu.energy_j, gpu.power_w) == (None, None)
