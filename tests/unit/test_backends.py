@@ -33,7 +33,7 @@ def offered(settings: StudySettings, capability: tuple[int, int] | None, folder:
     folder.mkdir()
     search = Search(settings, f"sqlite:///{folder}/optuna.db")
     search.restrict(impossible(settings, [capability]))
-    asked = set()
+    asked: set[str] = set()
     while len(asked) < len(BACKENDS) and (proposal := search.ask()) is not None:
         asked.add(str(proposal.params["attention_backend"]))
     search.close()
