@@ -55,9 +55,9 @@ def test_a_flag_that_sglang_does_not_have_is_refused_before_any_launch(
 
 def test_a_driver_killed_in_the_middle_takes_its_servers_along_and_continues(home: Home) -> None:
     driver = home.start()
-    wait_for(lambda: len(home.results()) >= 1 and leases(home) != (), "a trial and a launch", 1500)
-    wait_for(lambda: servers(home) != [], "servers", 120)
-    running = servers(home)
+    wait_for(lambda: half_measured(home) != [], "a trial with one of its rungs", 1800)
+    (rung,) = half_measured(home)
+    kept, running = rung.read_bytes(), servers(home)
     kill(driver)
     wait_for(lambda: not any(map(psutil.Process.is_running, running)), "their end", GONE_S)
 
@@ -65,11 +65,33 @@ def test_a_driver_killed_in_the_middle_takes_its_servers_along_and_continues(hom
 
     assert done.returncode == 0, done.stderr
     assert leases(home) == ()
+    assert rung.read_bytes() == kept
+    assert (rung.parent / "result.json").exists()
     results = home.results()
     assert [result["number"] for result in results] == list(range(len(results)))
     assert {result["outcome"] for result in results} <= {"complete", "pruned", "lost", "invalid"}
     counted = [r for r in results if r["repeat_of"] is None and r["outcome"] == "complete"]
     assert len(counted) >= 5
+
+
+def half_measured(home: Home) -> list[Path]:
+    """The first rung of the trial that has no more than that yet."""
+    return [
+        path
+        for path in home.study_folder.glob("trials/*/rung-0-*.parquet")
+        if not (path.parent / "result.json").exists()
+        and not list(path.parent.glob("rung-1-*.parquet"))
+    ]
+
+
+def test_the_servers_said_what_they_should_and_what_happened_in_them(home: Home) -> None:
+    first, *others = [result["canary"] for result in complete(home)]
+    assert first["state"] == "first"
+    assert {each["state"] for each in others} == {"matched"}
+    for result in complete(home):
+        evidence = result["rungs"][0]["evidence"]
+        assert evidence["graph_share"] == 0.0  # there are none on a CPU
+        assert 1 <= evidence["batch_mean"] <= evidence["batch_max"] <= 8
 
 
 def test_what_was_asked_ran(home: Home) -> None:
