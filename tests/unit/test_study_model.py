@@ -31,7 +31,13 @@ YES = " (YAML reads yes, no, on and off as true and false)"
         ),
         ("tracking.xyz=5", "unknown key 'xyz'; valid: uri"),
         # Structured output makes the ranks of a pipeline diverge: there is no way to ask for it.
-        ("workload.json_schema={}", "unknown key 'json_schema'"),
+        (
+            "workload.json_schema={}",
+            (
+                "unknown key 'json_schema'; valid: protocol, prompt_tokens, output_tokens, "
+                "concurrency, rate, arrivals, shared_prefix"
+            ),
+        ),
         (
             "parameters.tp_size.choice=[1]",
             (
