@@ -19,7 +19,7 @@ _PROMPTS, _PROMPT_TOKENS = 16, 24
 
 
 def _prompts() -> Iterator[tuple[int, ...]]:
-    """Repeating patterns of small ids, which any vocabulary has and models go on with surely."""
+    """Repeating patterns of small ids, which models go on with surely."""
     for number in range(_PROMPTS):
         period = 2 + number % 4
         yield tuple(11 + 61 * number + 7 * (place % period) for place in range(_PROMPT_TOKENS))
@@ -28,6 +28,14 @@ def _prompts() -> Iterator[tuple[int, ...]]:
 PROMPTS = tuple(_prompts())
 PROMPTS_DIGEST = hashlib.sha256(repr((TOKENS, PROMPTS)).encode()).hexdigest()[:16]
 """Outputs can be compared where this is the same."""
+
+
+def prompts_within(vocabulary: int | None) -> tuple[tuple[int, ...], ...]:
+    """The prompts for a model with so many tokens (None: not known), with no id beyond them."""
+    highest = max(map(max, PROMPTS))
+    if vocabulary is None or vocabulary > highest:
+        return PROMPTS
+    return tuple(tuple(token % vocabulary for token in prompt) for prompt in PROMPTS)
 
 
 class CanaryState(StrEnum):

@@ -71,6 +71,7 @@ def tune(study: Study) -> None:
         Interrupted: the user asked to stop; what was measured is kept.
     """
     check_whole(study)
+    adopt_outputs(study)
     study.sharing.note_all()
     tell_finished(study)
     for proposal in proposals(study):
@@ -96,6 +97,13 @@ def check_whole(study: Study) -> None:
             f"the search storage does not know trials {strange} of {folder}: it was deleted or "
             "exchanged; restore it, or delete the study's folder to start anew"
         )
+
+
+def adopt_outputs(study: Study) -> None:
+    """What complete trials said stays what others are compared with, should its file be gone."""
+    for result in sorted(study.store.results(), key=lambda each: each.number):
+        if result.outcome is Outcome.COMPLETE:
+            study.store.canary.adopt(study.store.trial_folder(result.number))
 
 
 def tell_finished(study: Study) -> None:

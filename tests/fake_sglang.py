@@ -10,6 +10,7 @@ Run as a program; `--fake KEY=VALUE` makes it misbehave:
     sick=1             /health answers 503 for ever
     mute=1             /generate is accepted and never answered
     strict=1           /generate refuses to tell log-probabilities
+    curt=1             /generate answers greedy requests with a token less
     ghosts=N           N requests survive, one is given up at each /flush_cache
     deaf=1             the cap is never changed
     keeper=1           a wrapper runs the server, and starts it again when it dies
@@ -115,7 +116,7 @@ class FakeSglang:
         if "strict" in self.fake and "return_logprob" in body:
             return 400, {"error": {"message": "return_logprob is not supported"}}
         wanted = body["sampling_params"]["max_new_tokens"]
-        ids = [body["input_ids"][0]] * wanted
+        ids = [body["input_ids"][0]] * (wanted - ("curt" in self.fake and wanted > 1))
         return 200, {"output_ids": ids, "meta_info": {"completion_tokens": wanted}}
 
     def info(self) -> dict[str, object]:

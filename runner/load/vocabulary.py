@@ -12,6 +12,7 @@ HIGHEST_TOKEN_ID = 30000
 SPECIAL_SHARE = 8
 """Of a small vocabulary the first eighth is left out: special tokens and bytes come first."""
 SIZE = "vocab_size"
+TEXT_PARTS = ("text_config", "llm_config", "language_config")
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,13 +34,13 @@ class Vocabulary:
 def vocabulary_size(model: str) -> int | None:
     """How many tokens the model in a folder has; None where its config.json does not tell.
 
-    Models of text and images tell it in a part of their configuration.
+    Models of text and images tell it in the part of their configuration that is about text.
     """
     try:
         config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return None
-    parts = [config, *config.values()] if isinstance(config, Mapping) else []
-    sizes = [part.get(SIZE) for part in parts if isinstance(part, Mapping)]
-    whole = [size for size in sizes if isinstance(size, int) and size > 1]
-    return min(whole, default=None)
+    whole = config if isinstance(config, Mapping) else {}
+    parts = (part for part in (whole, *map(whole.get, TEXT_PARTS)) if isinstance(part, Mapping))
+    sizes = [part[SIZE] for part in parts if isinstance(part.get(SIZE), int) and part[SIZE] > 1]
+    return min(sizes, default=None)

@@ -8,14 +8,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from runner.canary import PROMPTS_DIGEST, CanaryRecord, CanaryReference
+from runner.canary import PROMPTS, PROMPTS_DIGEST, CanaryRecord, CanaryReference
 from runner.record.codec import decode, fields_of
 from runner.record.files import damaged, read_json, write_json
 from runner.trial import Params
 
 SCHEMA_VERSION = 1
 FILE = "canary.json"
-REMEDY = "Delete it: the next complete trial takes its place"
+REMEDY = "Delete it: it is made again from what the trials keep"
+
+REMEDY_OF_TRIAL = "Delete it: another complete trial takes its place"
 
 
 class CanaryFiles:
@@ -40,11 +42,13 @@ class CanaryFiles:
         if not path.exists():
             return
         try:
-            record = decode(CanaryRecord, read_json(path, REMEDY))
+            record = decode(CanaryRecord, read_json(path, REMEDY_OF_TRIAL))
         except ValueError as error:
-            raise damaged(path, error, REMEDY) from error
+            raise damaged(path, error, REMEDY_OF_TRIAL) from error
         if record.prompts != PROMPTS_DIGEST or self.reference(record.numerics) is not None:
             return
+        if not record.outputs or len(record.outputs[0]) != len(PROMPTS):
+            raise damaged(path, "outputs are missing", REMEDY_OF_TRIAL)
         new = CanaryReference(record.trial, record.launch, record.numerics, record.outputs[0])
         content = {
             "schema_version": SCHEMA_VERSION,
@@ -61,4 +65,6 @@ class CanaryFiles:
             return ()
         except ValueError as error:
             raise damaged(self._path, error, REMEDY) from error
+        if any(len(each.outputs) != len(PROMPTS) for each in found):
+            raise damaged(self._path, "outputs are missing", REMEDY)
         return tuple(each for each in found if each.prompts == PROMPTS_DIGEST)

@@ -57,7 +57,7 @@ def read_json(path: Path, remedy: str) -> dict[str, Json]:
         document = json.loads(path.read_bytes())
     except FileNotFoundError:
         raise
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise damaged(path, error, remedy) from error
     if not isinstance(document, dict):
         raise damaged(path, "not a JSON object", remedy)

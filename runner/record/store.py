@@ -48,6 +48,7 @@ RESULT_KEYS = (
     "rungs",
 )
 BATCH_FILE = "server.parquet"
+ONLY_SHOWN = "Move it away: only its display is lost"
 KEEP_OUT = (
     "Restore it: the trial's run in MLflow keeps a copy among its artifacts, and so may your backup"
 )
@@ -224,12 +225,13 @@ class StudyStore:
     def read_launch(self, number: int) -> tuple[LaunchSpec, LaunchReport | None] | None:
         """What write_launch wrote; None when there is nothing."""
         path = self.launch_folder(number) / "launch.json"
-        document = _read(path, "Move it away: only its display is lost")
+        document = _read(path, ONLY_SHOWN)
         if document is None:
             return None
         report = document.get("report")
-        spec = _decode(LaunchSpec, document.get("spec"), path)
-        return spec, None if report is None else _decode(LaunchReport, report, path)
+        spec = _decode(LaunchSpec, document.get("spec"), path, ONLY_SHOWN)
+        shown = None if report is None else _decode(LaunchReport, report, path, ONLY_SHOWN)
+        return spec, shown
 
     def trial_folder(self, number: int) -> Path:
         """Where a trial keeps its spec, records and result."""
@@ -383,11 +385,11 @@ def _read(path: Path, remedy: str) -> dict[str, Json] | None:
     return document
 
 
-def _decode(kind: type[T], value: Json, path: Path) -> T:
+def _decode(kind: type[T], value: Json, path: Path, remedy: str = KEEP_OUT) -> T:
     try:
         return decode(kind, value)
     except ValueError as error:
-        raise damaged(path, error, KEEP_OUT) from error
+        raise damaged(path, error, remedy) from error
 
 
 def _result_document(result: TrialResult) -> dict[str, object]:

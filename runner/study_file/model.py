@@ -22,6 +22,8 @@ PLAIN = "text, a number, true or false"
 
 
 def _plain_value(value: object) -> object:
+    if isinstance(value, str) and "\0" in value:
+        raise PydanticCustomError("plain", "not a plain value")
     if isinstance(value, bool | int | float | str):
         return value
     raise PydanticCustomError("plain", "not a plain value")
@@ -36,6 +38,8 @@ def _environment_name(name: object) -> object:
 def _environment_value(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         raise PydanticCustomError("environment", "neither text nor a number")
+    if "\0" in str(value):
+        raise PydanticCustomError("environment", "no value of an environment variable")
     return str(value)
 
 

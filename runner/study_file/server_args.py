@@ -131,6 +131,8 @@ ALIASES: Mapping[str, str] = {
 OWNED = frozenset(
     {"host", "port", "nccl_port", "base_gpu_id", "gpu_id_step", "dist_init_addr", "nnodes"}
     | {"node_rank", "model_path", "model", "config"}
+    # A study's servers answer this machine only, in plain HTTP and without a key.
+    | {"api_key", "admin_api_key", "ssl_keyfile", "ssl_certfile", "ssl_ca_certs"}
     | {"profile", "time_scale", "gpu_folder"}  # the emulated server's own
 )
 

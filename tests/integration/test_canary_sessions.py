@@ -15,7 +15,7 @@ from unittest.mock import create_autospec, patch
 
 import pytest
 
-from runner.canary import CanaryState, GreedyOutput
+from runner.canary import PROMPTS, CanaryState, GreedyOutput
 from runner.clock import Clock
 from runner.cluster.executor import Executor, LaunchReport, OnSight, RunningLaunch
 from runner.config import dump, parse_study
@@ -73,7 +73,7 @@ class SayingServers(SimulatedServers):
 
     def greedy_outputs(self) -> tuple[tuple[GreedyOutput, ...], ...]:
         self._break("greedy")
-        return ((WRONG if self._is_garbled else RIGHT,),)
+        return ((WRONG if self._is_garbled else RIGHT,) * len(PROMPTS),)
 
     def run_load(self, plan: LoadPlan) -> LoadRun:
         self._break("drain")
@@ -220,6 +220,18 @@ def test_a_kill_before_outputs_became_the_reference_is_made_good(tmp_path: Path)
 
     canaries = [result.canary for result in sessions.results()]
     assert {canary.trial for canary in canaries[1:] if canary is not None} >= {0}
+
+
+def test_a_reference_that_is_gone_is_made_again_before_anything_is_compared(
+    tmp_path: Path,
+) -> None:
+    sessions = Sessions(tmp_path)
+    sessions.run(12)
+    reference = tmp_path / "studies" / "said" / "canary.json"
+    kept = reference.read_bytes()
+    reference.unlink()
+    sessions.run()
+    assert reference.read_bytes() == kept
 
 
 @pytest.mark.parametrize("breaks", ["greedy", "drain"])

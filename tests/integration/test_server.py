@@ -221,6 +221,13 @@ def test_greedy_outputs_are_asked_for_and_the_server_is_left_drained(
     assert "abort_all" in log_text(tmp_path)
 
 
+def test_greedy_outputs_that_are_not_whole_are_a_failure(make_server: MakeServer) -> None:
+    server = make_server("curt=1")
+    server.start()
+    with pytest.raises(ServerFailed, match=f"was answered with {TOKENS - 1} of {TOKENS} greedy"):
+        server.greedy_outputs()
+
+
 def test_a_server_that_is_not_idle_after_its_greedy_outputs_failed(
     make_server: MakeServer,
 ) -> None:

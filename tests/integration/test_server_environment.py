@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import yaml
 
@@ -18,6 +19,7 @@ from runner.engines.sglang.installation import read_installed
 from runner.errors import ConfigError
 from runner.settings import EngineSettings
 from runner.trial import EngineKind
+from tests.driving import wait_for
 from tests.fake_python import FakePython
 from tests.server_flags import help_text, real_environment
 from tests.studies import CPU
@@ -115,6 +117,25 @@ def test_an_interpreter_that_cannot_be_run(python: FakePython) -> None:
     python.install("0.5.23")
     Path(python.path).write_text("#!/no/such/interpreter\n", encoding="utf-8")
     assert "cannot be run: No such file or directory" in refused(python)
+
+
+@pytest.mark.parametrize("version", ["", "0.5.23\0", "../../x", "\ud800"])
+def test_a_version_that_is_none(python: FakePython, version: str) -> None:
+    python.install(version)
+    assert "did not say which SGLang it has" in refused(python)
+
+
+def test_what_hangs_below_an_interpreter_ends_with_it(
+    python: FakePython, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(installation, "QUERY_LIMIT_S", 0.5)
+    python.install("0.5.23")
+    pid = tmp_path / "pid"
+    wrapper = f"#!/bin/sh\nsh -c 'echo $$ > {pid}; sleep 600; true'\ntrue\n"
+    Path(python.path).write_text(wrapper, encoding="utf-8")
+    assert "did not end within" in refused(python)
+    child = int(pid.read_text())
+    wait_for(lambda: not psutil.pid_exists(child), "the end of the child", 30)
 
 
 def test_an_environment_without_sglang(python: FakePython) -> None:

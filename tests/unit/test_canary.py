@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from runner.canary import PROMPTS, CanaryReference, CanaryState, GreedyOutput
 from runner.measure.canary import CLEAR_LEAD_NATS, judge_outputs, numerics_of
 from runner.trial import Params
@@ -57,11 +59,21 @@ def test_the_tolerance_itself_is_a_clear_lead() -> None:
     assert judge_outputs(reference(below), [(other,)]).state is CanaryState.MATCHED
 
 
-def test_an_unknown_lead_is_strict() -> None:
+def test_the_other_servers_lead_counts_where_the_reference_tells_none() -> None:
     blind = said(leads=(None,) * 4)
-    result = judge_outputs(reference(blind), [(said(5, 6, 7, 9),)])
-    assert result.state is CanaryState.MISMATCHED
-    assert "whose lead over the next best is not known" in (result.difference or "")
+    tied = said(5, 6, 7, 9, leads=(CLEAR, CLEAR, CLEAR, NEAR))
+    assert judge_outputs(reference(blind), [(tied,)]).state is CanaryState.MATCHED
+    assert judge_outputs(reference(blind), [(said(5, 6, 7, 9),)]).difference is not None
+
+
+@pytest.mark.parametrize(("parted", "state"), [(4, "matched"), (5, "mismatched")])
+def test_where_no_lead_is_known_few_outputs_may_part(parted: int, state: str) -> None:
+    blind, other = said(leads=(None,) * 4), said(5, 6, 7, 9, leads=(None,) * 4)
+    base = replace(reference(blind), outputs=(blind,) * 16)
+    result = judge_outputs(base, [(other,) * parted + (blind,) * (16 - parted)])
+    assert result.state == state
+    if state == "mismatched":
+        assert "whose lead over the next best is not known" in (result.difference or "")
 
 
 def test_a_missing_token_is_a_difference() -> None:

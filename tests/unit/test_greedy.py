@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from runner.canary import GreedyOutput
+from runner.canary import PROMPTS, GreedyOutput, prompts_within
 from runner.engines.emulator.answers import LEAD_NATS, logprobs
 from runner.engines.sglang.greedy import read_output
 
@@ -20,6 +20,19 @@ def test_tokens_and_leads() -> None:
     output = read_output({"output_ids": [7, 9], "meta_info": META})
     assert output.tokens == (7, 9)
     assert output.leads_nats == pytest.approx((1.5, 0.2))
+
+
+def test_a_truth_is_no_token() -> None:
+    assert read_output({"output_ids": [7, True, 9]}).tokens == (7, 9)
+
+
+@pytest.mark.parametrize("size", [2, 100, 954, 955, 151_936, None])
+def test_prompts_have_no_token_that_the_model_does_not_have(size: int | None) -> None:
+    prompts = prompts_within(size)
+    assert [len(prompt) for prompt in prompts] == [len(prompt) for prompt in PROMPTS]
+    assert size is None or max(map(max, prompts)) < size
+    if size is None or size > 954:
+        assert prompts == PROMPTS
 
 
 def test_versions_without_output_ids_tell_the_ids_with_the_log_probabilities() -> None:

@@ -131,6 +131,11 @@ def test_an_unknown_key(option: str, message: str) -> None:
         ),
         ("slo.ttft_s=2", "found 2; slo takes limits in seconds above 0, e.g. {ttft_s: {p99: 2.0}}"),
         ("slo.ttft_s.p99=0", "found 0; slo takes limits in seconds above 0, e.g."),
+        (
+            'engine.env.X="a\\0b"',
+            "found the text 'a\\x00b'; engine.env takes environment variables",
+        ),
+        ('engine.args.revision="a\\0b"', "found the text 'a\\x00b'; engine.args takes server"),
         ("engine.env.X=true", "found true; engine.env takes environment variables, each text or"),
         ("engine.args.page_size=[1]", "found [1]; engine.args takes server parameters, each text"),
         ("baselines=[5]", "baselines.0: found 5; baselines takes a list of at most 100 settings"),

@@ -44,6 +44,7 @@ def test_a_name_that_is(name: str) -> None:
         ),
         (["engine.args.trust_remote_code=1"], "found 1, expected true or false"),
         (["engine.args.port=1"], "'port' is set by this program; leave it out"),
+        (["engine.args.api_key=x"], "'api_key' is set by this program; leave it out"),
         (
             ["workload.protocol=open_loop", "workload.concurrency="],
             "workload.rate: missing; open_loop needs requests per second, e.g. [1, 2]",

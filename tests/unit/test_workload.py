@@ -187,6 +187,7 @@ def test_no_prompt_has_a_token_that_the_model_does_not_have(
         ({"vocab_size": 1024}, 1024),
         ({"vocab_size": 163840, "text_config": {"vocab_size": 163000}}, 163000),
         ({"text_config": {"vocab_size": 5000}, "architectures": ["X"]}, 5000),
+        ({"vocab_size": 5000, "audio_config": {"vocab_size": 64}}, 5000),
         ({"vocab_size": "many"}, None),
         ([], None),
     ],
@@ -201,5 +202,6 @@ def test_the_size_of_a_vocabulary_is_read_from_the_model(
 def test_a_model_without_a_configuration_has_a_vocabulary_of_unknown_size(tmp_path: Path) -> None:
     assert vocabulary_size(str(tmp_path)) is None
     assert vocabulary_size("org/model") is None
-    (tmp_path / "config.json").write_text("{", encoding="utf-8")
-    assert vocabulary_size(str(tmp_path)) is None
+    for text in ("{", "[" * 100_000):
+        (tmp_path / "config.json").write_text(text, encoding="utf-8")
+        assert vocabulary_size(str(tmp_path)) is None

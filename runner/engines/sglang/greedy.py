@@ -11,24 +11,35 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from runner.canary import PROMPTS, TOKENS, GreedyOutput
+from runner.canary import PROMPTS, TOKENS, GreedyOutput, prompts_within
 from runner.clock import Clock
 from runner.engines.sglang.control import Control
+from runner.errors import ServerFailed
 
 GAP_S = 0.006
 
 
-def greedy_outputs(url: str, log_path: str, clock: Clock) -> tuple[GreedyOutput, ...]:
-    """Continue every prompt, all at a time. Raises ServerFailed when one is not answered."""
+def greedy_outputs(
+    url: str, log_path: str, clock: Clock, vocabulary: int | None
+) -> tuple[GreedyOutput, ...]:
+    """Continue every prompt, all at a time; `vocabulary` is how many tokens the model has.
+
+    Raises ServerFailed when one is not answered, or not with all its tokens.
+    """
+    prompts = prompts_within(vocabulary)
     gap_wall_s = clock.wall_duration_s(GAP_S)
 
     def ask(number: int) -> GreedyOutput:
         time.sleep(number * gap_wall_s)
         control = Control(url, log_path)
         try:
-            return read_output(control.continue_greedily(PROMPTS[number], TOKENS))
+            output = read_output(control.continue_greedily(prompts[number], TOKENS))
         finally:
             control.close()
+        if len(output.tokens) != TOKENS:
+            found = f"{len(output.tokens)} of {TOKENS} greedy tokens"
+            raise ServerFailed(f"prompt {number} was answered with {found}", log_path)
+        return output
 
     with ThreadPoolExecutor(max_workers=len(PROMPTS), thread_name_prefix="canary") as pool:
         return tuple(pool.map(ask, range(len(PROMPTS))))
@@ -43,7 +54,7 @@ def read_output(answer: Mapping[str, object]) -> GreedyOutput:
     told: Mapping[str, object] = meta if isinstance(meta, Mapping) else {}
     chosen = _sequence(told.get("output_token_logprobs"))
     ids = _sequence(answer.get("output_ids")) or [_pair(entry)[1] for entry in chosen]
-    tokens = tuple(token for token in ids if isinstance(token, int))
+    tokens = tuple(each for each in ids if isinstance(each, int) and not isinstance(each, bool))
     rivals = _sequence(told.get("output_top_logprobs"))
     leads = tuple(_lead(token, place, rivals) for place, token in enumerate(tokens))
     return GreedyOutput(tokens, leads)
@@ -52,7 +63,7 @@ def read_output(answer: Mapping[str, object]) -> GreedyOutput:
 def _lead(token: int, place: int, rivals: Sequence[object]) -> float | None:
     """How far a token is ahead of the best other one, in nats; None: not told."""
     pairs = [_pair(entry) for entry in _sequence(rivals[place])] if place < len(rivals) else []
-    known = [(float(p), i) for p, i in pairs if isinstance(p, int | float)]
+    known = [(p, i) for p, i in pairs if isinstance(p, float)]
     own = [value for value, other in known if other == token]
     others = [value for value, other in known if other != token]
     lead = own[0] - max(others) if own and others else math.nan

@@ -10,14 +10,16 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import shutil
+import signal
 import subprocess
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from runner.engines.sglang.environment import Flag, ServerEnvironment, Takes, parse_help
-from runner.engines.sglang.process import inherited_environment
+from runner.engines.sglang.process import cache_home, inherited_environment
 from runner.errors import ConfigError
 from runner.measure.visible import VARIABLE
 
@@ -26,6 +28,7 @@ HELP_LIMIT_S = 300.0
 SHOWN_LINES = 5
 SCHEMA = 1
 _NOT_INSTALLED = 3
+_VERSION = re.compile(r"[\w.+!-]{1,60}", re.ASCII)
 
 # Runs in the other interpreter. find_spec finds a package without importing it.
 _QUERY = f"""
@@ -82,12 +85,14 @@ def _find(python: str, env: Mapping[str, str]) -> Installation:
             "installed in, or use --set engine.kind=emulated to try the study without"
         )
     try:
-        told = json.loads(done.stdout)
+        told = json.loads(done.stdout.splitlines()[-1])
         version, folder, marks = str(told["version"]), str(told["folder"]), told["marks"]
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, IndexError, RecursionError):
+        version, folder, marks = "", "", None
+    if _VERSION.fullmatch(version) is None or not folder.isprintable():
         raise ConfigError(
             f"engine.python: {python} did not say which SGLang it has{_last_words(done)}"
-        ) from None
+        )
     return Installation(python, version, folder, json.dumps(marks))
 
 
@@ -110,17 +115,23 @@ def _run(
     argv: tuple[str, ...], env: Mapping[str, str], limit_s: float
 ) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(
+        process = subprocess.Popen(
             argv,
             env=_environment(env),
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             errors="replace",
-            timeout=limit_s,
-            check=False,
             start_new_session=True,  # Ctrl-C is for the driver
         )
+        with process:
+            try:
+                out, err = process.communicate(timeout=limit_s)
+            except BaseException:
+                os.killpg(process.pid, signal.SIGKILL)  # it runs still, with all it has started
+                raise
+        return subprocess.CompletedProcess(argv, process.returncode, out, err)
     except subprocess.TimeoutExpired as error:
         raise ConfigError(
             f"`{argv[0]} {' '.join(argv[1:]) if argv[1] == '-m' else '-c ...'}` did not end "
@@ -150,9 +161,8 @@ def _last_words(done: subprocess.CompletedProcess[str]) -> str:
 
 
 def _cache_path(found: Installation) -> Path:
-    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     where = hashlib.sha256(f"{found.python}\n{found.folder}".encode()).hexdigest()[:12]
-    return Path(base) / "sglang-runner" / "flags" / f"{found.version}-{where}.json"
+    return cache_home(os.environ) / "flags" / f"{found.version}-{where}.json"
 
 
 def _read_kept(path: Path, found: Installation) -> ServerEnvironment | None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from runner.engines.sglang.process import cache_home
 from runner.errors import StudyError
 
 CACHE_VARIABLE = "SGLANG_CACHE_DIR"
@@ -51,10 +52,8 @@ def cache_folder(
     """
     if environment.get(CACHE_VARIABLE):
         return None
-    home = environment.get("XDG_CACHE_HOME", "")
-    base = Path(home) if Path(home).is_absolute() else Path.home() / ".cache"
     name = re.sub(r"[^A-Za-z0-9._+-]+", "-", f"{version}-{gpu_model}-{driver}").lstrip(".")
-    return base / "sglang-runner" / "jit" / name
+    return cache_home(environment) / "jit" / name
 
 
 def cache_environment(folder: Path, environment: Mapping[str, str]) -> dict[str, str]:

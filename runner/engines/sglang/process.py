@@ -78,6 +78,12 @@ def inherited_environment() -> dict[str, str]:
     }
 
 
+def cache_home(environment: Mapping[str, str]) -> Path:
+    """Our folder for what may be kept from one study to the next and made again."""
+    home = Path(environment.get("XDG_CACHE_HOME", ""))
+    return (home if home.is_absolute() else Path.home() / ".cache") / "sglang-runner"
+
+
 def spawn(command: Command, before_exec: Callable[[ProcessGroup], None]) -> ServerProcess:
     """Start a server; `before_exec` is called with its identity before it runs (the lease).
 

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 from runner.engines.lease import Lease, remove_lease, write_lease
 from runner.engines.ports import HeldPorts, hold_ports
@@ -67,6 +68,7 @@ class _Running:
     port: int
     listeners: frozenset[ProcessId]
     batches: BatchWatch
+    vocabulary: int | None
 
     def check_same(self) -> None:
         """Raise ServerFailed when another process has taken the place of the one that started.
@@ -158,7 +160,9 @@ class Server:
         with self._lock:
             running = self._require_running()
             url = running.control.url
-            outputs = running.link.ask(lambda: greedy_outputs(url, self._log_path, self._clock))
+            outputs = running.link.ask(
+                partial(greedy_outputs, url, self._log_path, self._clock, running.vocabulary)
+            )
             self.drain()
             return outputs
 
@@ -234,8 +238,9 @@ class Server:
             listeners = group.listeners(port)
             batches = self._watch_batches(control.url)
             undo.callback(batches.stop)
+            vocabulary = vocabulary_size(str(info.get("model_path", "")))
             self._running = _Running(
-                link, control, self._resolved(info), group, port, listeners, batches
+                link, control, self._resolved(info), group, port, listeners, batches, vocabulary
             )
             self._undo = undo.pop_all()
         return ServerStarted(
@@ -245,7 +250,7 @@ class Server:
             command=shown(self._spec, command),
             server_info=info,
             phase_s=watch.phases.durations_s(self._clock.now_s()),
-            vocabulary=vocabulary_size(str(info.get("model_path", ""))),
+            vocabulary=vocabulary,
         )
 
     def _watch_batches(self, url: str) -> BatchWatch:
