@@ -12,7 +12,7 @@ from rich.text import Text
 from runner.insight.confirmation import lengths_document
 from runner.insight.output import print_for_people
 from runner.insight.power_words import power_document
-from runner.insight.ranking import rank
+from runner.insight.ranking import Ranking, Setting, rank
 from runner.insight.summary import Row, Summary, Unfinished, summarize
 from runner.insight.words import format_number
 from runner.measure.idle import IdleGpu
@@ -39,6 +39,9 @@ def report_document(
 ) -> dict[str, object]:
     """The JSON answer of `runner report`: best, contenders, baselines, every trial, the power.
 
+    `settings` is the ranking, best first: what each setting is worth by all measurements of it that
+    count. `best` is the first measurement of the leading one.
+
     Where the search had other lengths than the workload, `lengths` has both orders.
     """
     ranking = rank(results, settings)
@@ -46,11 +49,25 @@ def report_document(
     lengths = lengths_document(ranking, settings)
     return {
         "best": None if ranking.best is None else encode(ranking.best.result),
+        "settings": [setting_document(ranking, setting) for setting in ranking.settings],
         "contenders": [setting.number for setting in ranking.contenders],
         "baselines": [encode(result) for result in _last_of_each_baseline(ordered)],
         "trials": [encode(result) for result in ordered],
         "power": power_document(ranking, idle),
         **({} if lengths is None else {"lengths": lengths}),
+    }
+
+
+def setting_document(ranking: Ranking, setting: Setting) -> dict[str, object]:
+    """One row of the ranking: the values it is ranked by, and how sure the first one is."""
+    return {
+        "number": setting.number,
+        "name": setting.name,
+        "params": dict(setting.params),
+        "values": list(setting.values),
+        "halfwidth": ranking.halfwidth(setting),
+        "measured_by": [measurement.number for measurement in setting.counted],
+        "shares": setting.shares,
     }
 
 

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.insight.ranking import rank
 from runner.insight.report import choose_rungs, print_report, report_document
 from runner.insight.summary import summarize
 from runner.insight.words import format_number
@@ -52,15 +53,20 @@ def lines_of(text: str, start: str) -> list[str]:
 
 def test_document_has_the_keys_of_the_contract() -> None:
     document = json.loads(json.dumps(report_document(some_results(), STUDY)))
-    assert list(document) == ["best", "contenders", "baselines", "trials", "power"]
+    assert list(document) == ["best", "settings", "contenders", "baselines", "trials", "power"]
     assert document["best"]["number"] == 1
+    ranking = rank(some_results(), STUDY)
+    for row, setting in zip(document["settings"], ranking.settings, strict=True):
+        assert (row["number"], tuple(row["values"])) == (setting.number, setting.values)
+        assert row["halfwidth"] == ranking.halfwidth(setting)
+        assert row["measured_by"] == [each.number for each in setting.counted]
     assert document["contenders"] == [1, 4]
     assert [result["number"] for result in document["baselines"]] == [0]
     assert [result["number"] for result in document["trials"]] == list(range(7))
 
 
 def test_document_of_an_empty_study() -> None:
-    empty: dict[str, object] = {"best": None, "contenders": [], "baselines": [], "trials": []}
+    empty = {"best": None, **dict.fromkeys(("settings", "contenders", "baselines", "trials"), [])}
     document = report_document([], STUDY)
     assert document.pop("power") is not None
     assert document == empty
