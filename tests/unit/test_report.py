@@ -66,10 +66,11 @@ def test_document_has_the_keys_of_the_contract() -> None:
 
 
 def test_document_of_an_empty_study() -> None:
-    empty = {"best": None, **dict.fromkeys(("settings", "contenders", "baselines", "trials"), [])}
     document = report_document([], STUDY)
     assert document.pop("power") is not None
-    assert document == empty
+    assert document.pop("best") is None
+    assert set(document) == {"settings", "contenders", "baselines", "trials"}
+    assert not any(document.values())
 
 
 def test_document_shows_a_baseline_that_failed_and_its_retry_when_that_worked() -> None:
