@@ -12,6 +12,7 @@ from runner.insight.ranking import Ranking, Setting, rank
 from runner.insight.server_words import server_words
 from runner.insight.words import format_number, format_value
 from runner.label import setting_label
+from runner.launch import plan_launch
 from runner.lengths import law_words
 from runner.measure.idle import IdleGpu
 from runner.measure.resolved import difference_words
@@ -240,6 +241,8 @@ def _verdict(
         return
     title = f"Best: #{best.number} {setting_label(best.params)}"
     title += f" (baseline {best.name})" if best.name else ""
+    replicas = plan_launch(settings, best.params).replicas
+    title += f", {replicas} servers side by side" if replicas > 1 else ""
     value = f"{format_value(best.values[0], objective)}{_interval_words(ranking, best)}"
     yield f"{title}: {value}, {measured_words(best)}."
     if words := confirmation_words(ranking, settings):

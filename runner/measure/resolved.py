@@ -9,16 +9,19 @@ from runner.trial import Params, ParamValue
 
 GRAPH, GRAPH_MAX_BS = "cuda_graph", "cuda_graph_max_bs"
 AUTO = "auto"
+CPU = "cpu"
 
 
 def differences(asked: Params, resolved: Params) -> Mapping[str, tuple[ParamValue, ParamValue]]:
     """Parameters that run with another value than asked for: name to (asked, resolved).
 
     `resolved` is what /server_info tells after the start and after the live parameters were set.
-    Decode graphs are on where nothing else is asked. What has no meaning is left out: the cap
-    without a pipeline, the largest graph without graphs; so is `auto`, which asks for nothing.
+    Decode graphs are on where nothing else is asked, but for servers on a CPU. What has no meaning
+    is left out: the cap without a pipeline, the largest graph without graphs; so is `auto`, which
+    asks for nothing.
     """
-    wanted: dict[str, ParamValue] = {GRAPH: True, **asked}
+    has_graphs = CPU not in (asked.get("device"), resolved.get("device"))
+    wanted: dict[str, ParamValue] = {**({GRAPH: True} if has_graphs else {}), **asked}
     if "disable_cuda_graph" in asked:
         wanted[GRAPH] = not asked["disable_cuda_graph"]
     if resolved.get("pp_size", 1) == 1:

@@ -65,6 +65,12 @@ def test_document_has_the_keys_of_the_contract() -> None:
     assert [result["number"] for result in document["trials"]] == list(range(7))
 
 
+def test_servers_side_by_side_are_said() -> None:
+    params = {"pp_size": 1, "tp_size": 2}
+    text = joined(printed([make_result(0, 200.0, params=params)]))
+    assert "Best: #0 tp2, 4 servers side by side: 200 tokens/s" in text
+
+
 def test_document_of_an_empty_study() -> None:
     document = report_document([], STUDY)
     assert document.pop("power") is not None

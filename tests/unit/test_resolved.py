@@ -43,6 +43,10 @@ def test_graphs_that_are_off_although_nobody_asked() -> None:
     assert differences({"cuda_graph": False, "cuda_graph_max_bs": 512}, off) == {}
 
 
+def test_a_cpu_has_no_graphs_to_switch_off() -> None:
+    assert differences({"device": "cpu"}, {"device": "cpu", "cuda_graph": False}) == {}
+
+
 def test_without_a_pipeline_there_is_no_cap_to_compare() -> None:
     assert differences({"pp_max_micro_batch_size": 4}, {**RUNS, "pp_size": 1}) == {}
 
