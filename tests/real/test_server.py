@@ -18,6 +18,7 @@ from runner.cluster.executor import RunningLaunch
 from runner.cluster.inline import InlineExecutor
 from runner.config import parse_study
 from runner.engines.lease import read_leases
+from runner.engines.processes import ProcessId, is_running
 from runner.errors import ServerFailed
 from runner.launch import plan_launch
 from runner.trial import LaunchSpec, Lengths, LoadPlan, LoadProtocol
@@ -60,9 +61,9 @@ class Real:
         (lease,) = read_leases(self.folder / "leases").leases
         return lease.port
 
-    def processes(self) -> list[psutil.Process]:
+    def processes(self) -> list[ProcessId]:
         (lease,) = read_leases(self.folder / "leases").leases
-        return [psutil.Process(stat.process.pid) for stat in lease.group.members()]
+        return [stat.process for stat in lease.group.members()]
 
 
 @pytest.fixture(scope="module")
@@ -99,9 +100,10 @@ def test_a_burst_fills_the_slots(
 
 
 def test_a_stage_killed_under_load_ends_the_server_and_is_named(real: Real) -> None:
-    stages = [p for p in real.processes() if "scheduler" in " ".join(p.cmdline())]
+    group = [psutil.Process(process.pid) for process in real.processes()]
+    stages = [process for process in group if "scheduler" in " ".join(process.cmdline())]
     assert len(stages) == 2
-    group = real.processes()
+    identities = real.processes()
 
     def kill() -> None:
         seen = real.log.count("Decode batch")
@@ -116,7 +118,7 @@ def test_a_stage_killed_under_load_ends_the_server_and_is_named(real: Real) -> N
     killer.join()
     assert "a process of the server was killed" in str(caught.value)
     real.stack.close()
-    assert [process for process in group if process.is_running()] == []
+    assert [process for process in identities if is_running(process)] == []
     assert read_leases(real.folder / "leases").leases == ()
 
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from runner.engines.lease import Lease, read_leases
+from runner.engines.processes import ProcessId, is_running
 from tests.driving import Home, kill, wait_for
 from tests.real.cpu_study import cpu_study, needs_sglang
 
@@ -28,10 +28,9 @@ def leases(home: Home) -> tuple[Lease, ...]:
     return read_leases(home.study_folder / "leases").leases
 
 
-def servers(home: Home) -> list[psutil.Process]:
+def servers(home: Home) -> list[ProcessId]:
     """Every process of every server that has a lease."""
-    members = [stat for lease in leases(home) for stat in lease.group.members()]
-    return [psutil.Process(stat.process.pid) for stat in members]
+    return [stat.process for lease in leases(home) for stat in lease.group.members()]
 
 
 @pytest.mark.parametrize(
@@ -59,7 +58,7 @@ def test_a_driver_killed_in_the_middle_takes_its_servers_along_and_continues(hom
     (rung,) = half_measured(home)
     kept, running = rung.read_bytes(), servers(home)
     kill(driver)
-    wait_for(lambda: not any(map(psutil.Process.is_running, running)), "their end", GONE_S)
+    wait_for(lambda: not any(map(is_running, running)), "their end", GONE_S)
 
     done = home.tune()
 
