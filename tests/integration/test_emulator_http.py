@@ -142,8 +142,12 @@ def test_a_wrong_batch_is_400(
         assert (error["object"], error["type"], error["code"]) == ("error", "BadRequest", 400)
 
 
-def test_an_abort_takes_all_ids_that_begin_with_it(server: EmulatedProcess) -> None:
-    with ThreadPoolExecutor(3) as pool:
+def test_an_abort_takes_all_ids_that_begin_with_it(tmp_path: Path) -> None:
+    slow = ("--time-scale", "20", *FLAGS[2:])  # so that nothing ends by itself
+    with (
+        emulated_server(tmp_path / "server.log", *slow) as server,
+        ThreadPoolExecutor(3) as pool,
+    ):
         ids = ("job-1", "job-10", "other")
         found = [pool.submit(server.generate, LONG, n, rid=rid) for n, rid in enumerate(ids)]
         wait_until(lambda: server.get("/v1/loads").json()["loads"][0]["num_used_tokens"] > 50)
