@@ -39,7 +39,8 @@ def test_a_study_on_used_gpus_is_refused_before_anything_runs(tmp_path: Path) ->
 def test_a_server_that_hangs_under_load_fails_its_trial_and_the_study_goes_on(
     tmp_path: Path,
 ) -> None:
-    hanging = {"name": "hanging", "pp_size": 2, "fault": "stop-sending:9requests"}
+    # After the greedy prompts and the warm-up: in the middle of a measured load.
+    hanging = {"name": "hanging", "pp_size": 2, "fault": "stop-sending:40requests"}
     document = {
         **CPU,
         "parameters": {"pp_size": {"choices": [1, 2]}},
