@@ -36,6 +36,8 @@ def vocabulary_size(model: str) -> int | None:
 
     Models of text and images tell it in the part of their configuration that is about text.
     """
+    if not model:  # or the current folder would be read
+        return None
     try:
         config = json.loads((Path(model) / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError):

@@ -8,7 +8,6 @@ prefix cache, and must find the same server behind the emulation.
 from __future__ import annotations
 
 import json
-import os
 import re
 import subprocess
 from collections.abc import Iterator
@@ -24,13 +23,9 @@ from runner.load.generator import LoadGenerator
 from runner.machine.profile import FOLDER
 from runner.trial import Lengths, LoadPlan, LoadProtocol, RequestStatus
 from tests.emulated_server import EmulatedProcess, emulated_server
+from tests.real.cpu_study import PYTHON, needs_sglang
 
-PYTHON = os.environ.get("RUNNER_SGLANG_PYTHON", "")  # read before the tests clear it
-pytestmark = [
-    pytest.mark.real,
-    pytest.mark.timeout(600),
-    pytest.mark.skipif(not PYTHON, reason="RUNNER_SGLANG_PYTHON names no Python with sglang"),
-]
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600), needs_sglang]
 
 PROFILE = "rtx-pro-6000-x8-kimi-k2.6"
 SCALE = 2.0

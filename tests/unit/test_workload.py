@@ -205,3 +205,11 @@ def test_a_model_without_a_configuration_has_a_vocabulary_of_unknown_size(tmp_pa
     for text in ("{", "[" * 100_000):
         (tmp_path / "config.json").write_text(text, encoding="utf-8")
         assert vocabulary_size(str(tmp_path)) is None
+
+
+def test_a_model_without_a_name_is_not_the_current_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text('{"vocab_size": 64}', encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert vocabulary_size("") is None

@@ -14,15 +14,12 @@ from runner.trial import EngineKind
 
 PARAMETERS = ("attention_backend", "decode_attention_backend", "prefill_attention_backend")
 NEEDED = {
-    "fa3": (range(8, 10), "SM80 to SM90"),
-    "trtllm_mha": (range(10, 100), "SM100 or newer"),
-    "trtllm_mla": (range(10, 100), "SM100 or newer"),
-    **{
-        name: (range(0), "no NVIDIA GPU")
-        for name in ("intel_amx", "intel_xpu", "ascend", "aiter", "wave")
-    },
+    "fa3": range(8, 10),
+    "trtllm_mha": range(10, 100),
+    "trtllm_mla": range(10, 100),
+    **dict.fromkeys(("intel_amx", "intel_xpu", "ascend", "aiter", "wave"), range(0)),
 }
-"""Backend to the major compute capabilities that it runs on, and how a person says it."""
+"""Backend to the major compute capabilities that it runs on; none: on no NVIDIA GPU."""
 
 
 def impossible(
@@ -37,10 +34,5 @@ def impossible(
         for parameter in settings.parameters
         if isinstance(parameter, Choices) and parameter.name in PARAMETERS
         for value in parameter.values
-        if not all(major in _needed(value) for major in majors)
+        if value in NEEDED and not majors <= set(NEEDED[str(value)])
     )
-
-
-def _needed(backend: object) -> range:
-    needed = NEEDED.get(backend) if isinstance(backend, str) else None
-    return range(1000) if needed is None else needed[0]
