@@ -36,6 +36,7 @@ from optuna.exceptions import ExperimentalWarning
 from optuna.samplers import (
     BaseSampler,
     NSGAIISampler,
+    PartialFixedSampler,
     QMCSampler,
     RandomSampler,
     TPESampler,
@@ -53,6 +54,8 @@ from runner.trial import Outcome, Params, ParamValue
 
 MOST_DRAWS = 64
 MOST_RANDOM_DRAWS = 500
+MOST_DRAWS_ON_A_LAUNCH = 16
+MOST_ON_A_LAUNCH = 2
 VIOLATED = {"feasible": 1.0}
 SAMPLERS = ("auto", "tpe", "random", "qmc", "nsga2")
 
@@ -66,21 +69,45 @@ class Choice:
     notes: dict[str, object] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class LaunchThatIsUp:
+    """Servers that run, and the parameters that are fixed as long as they do."""
+
+    key: str
+    fixed: Params
+
+    def narrow(self, sampler: BaseSampler) -> BaseSampler:
+        """The sampler, for the other parameters only."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", ExperimentalWarning)
+            return PartialFixedSampler(dict(self.fixed), sampler)
+
+    def runs(self, settings: StudySettings, params: Params) -> bool:
+        """Whether these servers are those of a setting."""
+        return plan_launch(settings, params).key == self.key
+
+
 def choose(
     settings: StudySettings, history: History, all_points: Callable[[], Sequence[Params] | None]
 ) -> Choice | None:
     """The next setting to measure; None when nothing of the space is left.
 
-    The sampler draws until a point is new and keeps the constraints. When it finds none, chance
-    picks among the rest: `all_points` lists the space where it is small enough.
+    The sampler draws until a point is new and keeps the constraints, at first among those that run
+    on the launch that is up. When it finds none, chance picks among the rest: `all_points` lists
+    the space where it is small enough.
     """
     is_open = open_settings(settings, history)
+    launch = launch_that_is_up(settings, history)
     index = sum(trial.drawn > 0 and trial.retry_of is None for trial in history)
     copy = StudyCopy(settings, history)
     for drawn in range(MOST_DRAWS):
-        seed = draw_seed(settings.search.seed, index, drawn)
-        params = copy.draw(make_sampler(settings, copy.untried, seed))
-        if is_open(params):
+        if drawn == MOST_DRAWS_ON_A_LAUNCH:
+            launch = None
+        sampler = make_sampler(
+            settings, copy.untried, draw_seed(settings.search.seed, index, drawn)
+        )
+        params = copy.draw(sampler if launch is None else launch.narrow(sampler))
+        if is_open(params) and (launch is None or launch.runs(settings, params)):
             return Choice(params, drawn + 1, copy.notes())
         copy.refuse()
     points = all_points()
@@ -115,6 +142,32 @@ def open_settings(settings: StudySettings, history: History) -> Callable[[Params
         return not refused or plan_launch(settings, params).key not in refused
 
     return is_open
+
+
+def launch_that_is_up(settings: StudySettings, history: History) -> LaunchThatIsUp | None:
+    """The launch of the last trial, if others are to be measured on it; None: a free choice.
+
+    A start costs minutes, a live parameter nothing, so a launch serves up to `MOST_ON_A_LAUNCH`
+    settings in a row. Two halve the starts and find settings as good as one does; with three or
+    more, too few launches are tried. Samplers whose draws are a sequence, or meant to be chance,
+    are left alone.
+    """
+    last = history[-MOST_ON_A_LAUNCH:]
+    if settings.search.sampler not in ("auto", "tpe") or not last or not is_launched(last[-1]):
+        return None
+    plan = plan_launch(settings, last[-1].params)
+    if not plan.live or last[-1].found != last[-1].params:
+        return None
+    keys = [plan_launch(settings, trial.params).key for trial in last if is_launched(trial)]
+    if keys.count(plan.key) == MOST_ON_A_LAUNCH:
+        return None
+    fixed = {name: value for name, value in last[-1].params.items() if name not in plan.live}
+    return LaunchThatIsUp(plan.key, fixed)
+
+
+def is_launched(trial: PastTrial) -> bool:
+    """Whether the servers of a trial were measured and lived on."""
+    return trial.counts and trial.shares is None
 
 
 def known_settings(settings: StudySettings, history: History) -> frozenset[str]:

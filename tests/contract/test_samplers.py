@@ -6,12 +6,13 @@ import signal
 import subprocess
 import sys
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from runner.expression import Expression
-from runner.launch import as_int
+from runner.launch import as_int, plan_launch
 from runner.search.history import Counts
 from runner.search.proposals import Proposal
 from runner.search.sampler import SAMPLERS
@@ -134,6 +135,18 @@ def test_auto_needs_few_draws_where_constraints_refuse_most_points(tmp_path: Pat
     drawn = [trial.drawn for trial in storage.read_all() if trial.drawn]
     assert len(drawn) == 18
     assert sum(drawn) / len(drawn) < 15
+
+
+def test_auto_measures_several_settings_on_a_launch(tmp_path: Path) -> None:
+    """A start costs minutes; one setting a launch would need 56 starts for these 60 trials."""
+    starts = 0
+    for seed in range(3):
+        settings = search_settings(seed=seed, measure=NO_REPEATS)
+        (folder := tmp_path / str(seed)).mkdir()
+        asked = finish(open_search(settings, folder))
+        keys = [plan_launch(settings, proposal.params).key for proposal in asked]
+        starts += 1 + sum(one != other for one, other in pairwise(keys))
+    assert starts < 42
 
 
 @pytest.mark.parametrize("seed", range(3))

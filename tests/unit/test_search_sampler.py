@@ -14,6 +14,8 @@ from runner.launch import as_int, spec_hash
 from runner.search.history import PastTrial
 from runner.search.sampler import (
     MOST_DRAWS,
+    MOST_DRAWS_ON_A_LAUNCH,
+    MOST_ON_A_LAUNCH,
     SAMPLERS,
     StudyCopy,
     choose,
@@ -22,6 +24,7 @@ from runner.search.sampler import (
     inside,
     is_point,
     known_settings,
+    launch_that_is_up,
     make_sampler,
 )
 from runner.settings import Choices, FloatRange, IntRange, Parameter, StudySettings
@@ -271,3 +274,60 @@ def test_baseline_is_shown_by_what_its_servers_resolved() -> None:
     baseline = replace(sampled(0, params), name="tp8", found=found)
     (trial,) = StudyCopy(search_settings(), [baseline]).study.trials[1:]
     assert trial.params == TP8
+
+
+def test_second_setting_of_a_launch_differs_in_its_cap_alone() -> None:
+    first = sampled(0, pipeline(3, 4))
+    choice = choose(search_settings(), [first], none_listed)
+    assert choice is not None
+    assert {**choice.params, CAP: 4} == first.params
+    assert choice.params != first.params
+
+
+def test_cap_that_the_launch_has_no_room_for_is_not_its_second_setting() -> None:
+    """32 running requests in 8 stages: caps above 4 need another launch, and few are below."""
+    settings = search_settings()
+    args = {**settings.engine.args, "max_running_requests": 32}
+    settings = replace(settings, engine=replace(settings.engine, args=args))
+    for seed in range(5):
+        seeded = replace(settings, search=replace(settings.search, seed=seed))
+        choice = choose(seeded, [sampled(0, pipeline(3, 4))], none_listed)
+        assert choice is not None
+        assert as_int(choice.params[CAP]) < 4
+        assert choice.params[DEPTH] == 3
+
+
+def test_launch_whose_caps_are_all_measured_gives_way_to_another() -> None:
+    caps = Choices(CAP, (2, 4), when=Expression("pp_size > 1"))
+    settings = search_settings(parameters=(*(p for p in PARAMETERS if p.name != CAP), caps))
+    other = sampled(0, pipeline(3, 2))
+    history = [other, sampled(1, pipeline(1, 2)), sampled(2, pipeline(3, 4))]
+    choice = choose(settings, history, none_listed)
+    assert choice is not None
+    assert choice.drawn > MOST_DRAWS_ON_A_LAUNCH
+    assert satisfies(settings, choice.params)
+
+
+def test_setting_without_live_parameters_is_alone_on_its_launch() -> None:
+    assert launch_that_is_up(search_settings(), [sampled(0, TP8)]) is None
+
+
+def test_no_launch_is_preferred_when_none_is_up() -> None:
+    settings, whole = search_settings(), sampled(0, pipeline(0, 4))
+    for ended in (Outcome.INFEASIBLE, Outcome.FAILED, Outcome.LOST, Outcome.INVALID):
+        assert launch_that_is_up(settings, [whole, replace(whole, outcome=ended)]) is None
+    assert launch_that_is_up(settings, [replace(whole, shares=3)]) is None
+    assert launch_that_is_up(settings, []) is None
+
+
+def test_other_launches_have_their_turn_after_some_trials_in_a_row() -> None:
+    settings = search_settings()
+    history = [sampled(cap, pipeline(0, cap + 1)) for cap in range(MOST_ON_A_LAUNCH)]
+    assert launch_that_is_up(settings, history) is None
+    assert launch_that_is_up(settings, [sampled(9, pipeline(8, 1)), *history[1:]]) is not None
+
+
+@pytest.mark.parametrize("sampler", ["random", "qmc", "nsga2"])
+def test_samplers_whose_draws_are_no_equals_prefer_no_launch(sampler: str) -> None:
+    history = [sampled(0, pipeline(0, 4))]
+    assert launch_that_is_up(search_settings(sampler=sampler), history) is None
