@@ -162,6 +162,7 @@ def home_option(home: Path) -> str:
 
 def run_status(args: argparse.Namespace) -> int:
     """`runner status`: how far a study is."""
+    from runner.insight.progress import progress_of
     from runner.insight.status import best_words, print_status, status_document
 
     store = StudyStore(args.home, args.name)
@@ -170,7 +171,8 @@ def run_status(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(document))
     else:
-        print_status(document, best_words(results, settings), sys.stdout)
+        far = progress_of(results, settings).words
+        print_status(document, far, best_words(results, settings), sys.stdout)
     return 0
 
 

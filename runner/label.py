@@ -17,11 +17,17 @@ WORDS = frozenset({"attention_backend"})
 
 
 def setting_label(params: Params) -> str:
-    """A setting in short; sizes of 1 are left out, unknown parameters stay `name=value`."""
+    """A setting in short; unknown parameters stay `name=value`, sizes of 1 are left out.
+
+    Where nothing else is left, one size is named: `tp1`, or `pp1` without a tp_size.
+    """
     ordered = [name for name in (*SIZES, *NUMBERS) if name in params]
     ordered += [name for name in params if name not in ordered]
     words = [word for name in ordered if (word := _word(name, params[name]))]
-    return " ".join(words) or ("tp1" if params else "defaults")
+    if words:
+        return " ".join(words)
+    lone = next((SIZES[name] for name in ("tp_size", *SIZES) if name in params), None)
+    return f"{lone}1" if lone else "defaults"
 
 
 def _word(name: str, value: ParamValue) -> str:

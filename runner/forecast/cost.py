@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from runner.forecast.estimate import Estimator
 from runner.forecast.prediction import RungPrediction
 from runner.forecast.setting import PlannedSetting
+from runner.launch import settings_in_a_row
 from runner.load.ramp import LONE_LIVES, USUAL_LIVES
 from runner.machine.shape import start_phases
 from runner.measure.restarts import has_probe
@@ -59,10 +60,8 @@ def study_cost(
     search = settings.search
     searched = min(max(search.trials - len(baselines), 0), len(runnable))
     remeasured = settings.measure.repeats * (settings.measure.finalists + len(baselines))
-    keys = Counter(planned.launch.key for planned in runnable)
-    shared = sum((count / max(len(runnable), 1)) ** 2 for count in keys.values())
     own = len({planned.launch.key for planned in baselines}) + remeasured
-    launches = own + (math.ceil(1 + (searched - 1) * (1 - shared)) if searched else 0)
+    launches = own + _launches(settings, runnable, searched)
     step = max(1, len(runnable) // MOST_COSTED)
     sample = [*runnable[::step], *baselines]
     trials = len(baselines) + searched
@@ -79,6 +78,20 @@ def study_cost(
     time_s /= settings.engine.time_scale
     whole = Cost(trials, remeasured, launches, time_s, energy_j)
     return _within_budgets(settings, whole)
+
+
+def _launches(settings: StudySettings, runnable: Sequence[PlannedSetting], searched: int) -> int:
+    """Starts for `searched` trials, whose launches are taken to be drawn evenly from `runnable`.
+
+    Each serves some settings in a row, and is not started again if it is drawn twice in a row.
+    """
+    if searched == 0:
+        return 0
+    most = settings_in_a_row(settings)
+    counts = Counter(planned.launch.key for planned in runnable).values()
+    served = sum(count * min(count, most) for count in counts) / len(runnable)
+    again = sum((count / len(runnable)) ** 2 for count in counts)
+    return math.ceil(1 + max(searched / served - 1, 0) * (1 - again))
 
 
 def _within_budgets(settings: StudySettings, whole: Cost) -> Cost:

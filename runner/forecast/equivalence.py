@@ -45,11 +45,9 @@ def flag_key(profile: Profile, planned: PlannedSetting) -> Hashable:
     """Equal for settings whose servers get equal flags once every default is filled in."""
     shape, resolved = planned.shape, planned.resolved
     has_graph = uses_graph(profile, shape)
-    is_staged = shape.pp_size > 1
     return (
         _layout(profile, planned),
-        planned.cap if is_staged else None,
-        resolved.max_running_requests,
+        (planned.cap, resolved.max_running_requests) if shape.pp_size > 1 else planned.most_running,
         resolved.chunked_prefill_size,
         resolved.attention_backend,
         resolved.mem_fraction_static,
@@ -67,12 +65,12 @@ def load_key(settings: StudySettings, profile: Profile, planned: PlannedSetting)
     shape, resolved, work = planned.shape, planned.resolved, settings.workload
     prompt = sent * MARGIN * length_facts(work.prompt_tokens).longest
     output = sent * MARGIN * length_facts(work.output_tokens).longest
-    cap = min(planned.cap, sent) if shape.pp_size > 1 else sent
+    cap = min(planned.cap, sent)
     graph_bs = resolved.cuda_graph_max_bs if uses_graph(profile, shape) else 0
     return (
         _layout(profile, planned),
         cap,
-        min(resolved.max_running_requests, sent),
+        min(planned.most_running, sent),
         min(resolved.chunk_tokens, prompt),
         resolved.attention_backend,
         min(resolved.max_total_tokens, prompt + output),

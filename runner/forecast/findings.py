@@ -65,7 +65,7 @@ def _wastes(
     if shape.cuda_graph and not uses_graph(profile, shape):
         reason = "the attention backend does not run in a CUDA graph: every step runs eager"
         yield reason, resolved.attention_backend
-    if shape.pp_size > 1 and CAP in planned.launch.server_args:
+    if CAP in planned.launch.server_args:
         limit = highest_live_cap(resolved, shape)
         if cap > limit:
             reason = f"{CAP} cannot be set live (above max_running_requests // pp_size): "
@@ -80,9 +80,9 @@ def _wasted_at(
 ) -> Iterator[tuple[str, str]]:
     """What is wasted when `sent` requests are in flight on each server."""
     shape, resolved = planned.shape, planned.resolved
-    rows = resolved.max_running_requests
     is_staged = shape.pp_size > 1
-    largest = min(planned.cap if is_staged else sent, sent, rows)
+    rows = resolved.max_running_requests if is_staged else planned.most_running
+    largest = min(planned.cap, sent, rows)
     if uses_graph(profile, shape) and resolved.cuda_graph_max_bs < largest:
         reason = "cuda_graph_max_bs is below the largest batch: larger batches run eager"
         yield reason, f"graphs up to {resolved.cuda_graph_max_bs}, batches up to {largest}"

@@ -7,7 +7,7 @@ import math
 from runner.forecast.prediction import RungPrediction
 from runner.forecast.setting import PlannedSetting
 from runner.machine.hardware import Profile
-from runner.machine.shape import slots, uses_graph
+from runner.machine.shape import uses_graph
 from runner.trial import LoadProtocol
 
 NEARLY_ALL = 0.9
@@ -50,12 +50,7 @@ def _stage_words(planned: PlannedSetting, rung: RungPrediction, protocol: LoadPr
 
 
 def _in_flight(planned: PlannedSetting, rung: RungPrediction) -> float:
-    return min(rung.level, planned.engines * _room(planned))
-
-
-def _room(planned: PlannedSetting) -> int:
-    rows = planned.resolved.max_running_requests
-    return min(slots(planned.shape) * planned.cap, rows) if planned.shape.pp_size > 1 else rows
+    return min(rung.level, planned.engines * planned.most_running)
 
 
 def _waiting(planned: PlannedSetting, rung: RungPrediction, protocol: LoadProtocol) -> int:

@@ -18,6 +18,7 @@ from runner.machine.shape import (
     refused,
     resolve,
     shape_of,
+    slots,
 )
 from runner.settings import StudySettings
 from runner.trial import Params
@@ -54,6 +55,11 @@ class PlannedSetting:
         """The cap that holds under load."""
         live = self.launch.live.get(CAP)
         return self.resolved.pp_max_micro_batch_size if live is None else as_int(live)
+
+    @property
+    def most_running(self) -> int:
+        """Requests that one server runs at once, at most."""
+        return min(slots(self.shape) * self.cap, self.resolved.max_running_requests)
 
     @property
     def engines(self) -> int:

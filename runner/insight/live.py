@@ -9,8 +9,9 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol, TypeAlias
 
 from runner.insight.confirmation import lengths_words
+from runner.insight.progress import Progress, progress_of
 from runner.insight.ranking import rank
-from runner.insight.summary import counted, short_reason
+from runner.insight.summary import short_reason
 from runner.insight.words import format_value
 from runner.label import setting_label
 from runner.plans import rung_plans
@@ -133,8 +134,8 @@ class Session:
 
     settings: StudySettings | None = None
     started_s: float = 0.0
-    done_before: int = 0
-    counted_s: float = 0.0
+    measured_before: int = 0
+    measured_s: float = 0.0
     results: list[TrialResult] = field(default_factory=list)
     launch: RunningLaunch | None = None
     trial: RunningTrial | None = None
@@ -144,7 +145,8 @@ class Session:
         match event:
             case StudyStarted(settings, results):
                 self.settings, self.started_s = settings, now_s
-                self.results, self.done_before = list(results), counted(results)
+                self.results = list(results)
+                self.measured_before = self.progress.measured
             case LaunchPhase(launch, phase):
                 shown = self.launch
                 if shown is None or (shown.number, shown.phase) != (launch, phase):
@@ -160,9 +162,9 @@ class Session:
                 done = rung.position + 1
                 self.trial = self.trial and replace(self.trial, rungs_done=done, glimpse=None)
             case TrialDone(result):
-                before = self.done
+                before = self.progress.measured
                 self.results.append(result)
-                self.counted_s = now_s if self.done > before else self.counted_s
+                self.measured_s = now_s if self.progress.measured > before else self.measured_s
                 self.launch = self.trial = None
             case StudyEnded() | Note():
                 pass
@@ -175,29 +177,26 @@ class Session:
         return tuple(plan.concurrency for plan in rung_plans(self.settings, 0))
 
     @property
-    def wanted(self) -> int:
-        """How many trials the study asks for."""
-        return 0 if self.settings is None else self.settings.search.trials
-
-    @property
-    def done(self) -> int:
-        """How many of them are done, in all sessions."""
-        return counted(self.results)
+    def progress(self) -> Progress:
+        """How far the study is, in all sessions."""
+        if self.settings is None:
+            return Progress(0, 0, 0, 0)
+        return progress_of(self.results, self.settings)
 
     def eta_s(self, now_s: float) -> float | None:
-        """Wall seconds to the last wanted trial, at this session's mean pace; None: no pace yet.
+        """Wall seconds to the end of the study, at this session's mean pace; None: no pace yet.
 
-        Re-measurements at the end come on top. A trial that takes longer than the mean does not
-        count as done: the others are still to come.
+        A trial that takes longer than the mean does not count as done: the others are still to
+        come.
         """
-        done_here = self.done - self.done_before
-        left = self.wanted - self.done
-        if left <= 0:
+        progress = self.progress
+        done_here = progress.measured - self.measured_before
+        if progress.left <= 0:
             return 0.0
         if done_here <= 0:
             return None
-        pace_s = (self.counted_s - self.started_s) / done_here
-        return max(pace_s * left - (now_s - self.counted_s), pace_s * (left - 1))
+        pace_s = (self.measured_s - self.started_s) / done_here
+        return max(pace_s * progress.left - (now_s - self.measured_s), pace_s * (progress.left - 1))
 
     def best_words(self, *, with_setting: bool = True) -> str | None:
         """`#5 pp8 d8 cap4 graph triton 582 tokens/s at C=32`."""

@@ -8,8 +8,8 @@ from typing import Any, TextIO
 
 from runner.insight.confirmation import lengths_words
 from runner.insight.live import duration_words
+from runner.insight.progress import progress_of
 from runner.insight.ranking import rank
-from runner.insight.summary import counted
 from runner.insight.words import format_value
 from runner.label import setting_label
 from runner.record.codec import encode
@@ -25,14 +25,15 @@ def status_document(
 ) -> dict[str, object]:
     """The JSON answer of `runner status`; re-measurements are not among the counted trials.
 
-    `eta_s` is what is left at the mean pace of all sessions, None before the first trial.
+    `eta_s` is what is left, re-measurements too, at the mean pace of all sessions, None before the
+    first trial.
     A study whose driver was killed in its first session counts as interrupted.
     """
     counts = Counter(result.outcome for result in results if result.repeat_of is None)
-    done, wanted = counted(results), settings.search.trials
+    far = progress_of(results, settings)
     state = progress.state or StudyState.INTERRUPTED
-    is_over = state is StudyState.FINISHED or done >= wanted
-    pace_s = 60.0 * progress.minutes_used / done if done else None
+    is_over = state is StudyState.FINISHED or far.left == 0
+    pace_s = 60.0 * progress.minutes_used / far.measured if far.measured else None
     best = rank(results, settings).best
     return {
         "name": settings.name,
@@ -40,10 +41,10 @@ def status_document(
         "trials": {
             **{outcome.value: counts[outcome] for outcome in Outcome},
             "running": len(progress.running) if state is StudyState.RUNNING else 0,
-            "wanted": wanted,
+            "wanted": far.wanted,
         },
         "best": None if best is None else encode(best.result),
-        "eta_s": 0.0 if is_over else None if pace_s is None else pace_s * (wanted - done),
+        "eta_s": 0.0 if is_over else None if pace_s is None else pace_s * far.left,
     }
 
 
@@ -58,13 +59,12 @@ def best_words(results: Sequence[TrialResult], settings: StudySettings) -> str |
     return f"#{best.number} {setting_label(best.params)}, {value}"
 
 
-def print_status(document: Mapping[str, Any], best: str | None, stream: TextIO) -> None:
-    """The same for a person; `best` from best_words."""
+def print_status(document: Mapping[str, Any], far: str, best: str | None, stream: TextIO) -> None:
+    """The same for a person; `far` from Progress.words, `best` from best_words."""
     counts = dict(document["trials"])
-    wanted = counts.pop("wanted")
-    done = counts["complete"] + counts["pruned"]
+    del counts["wanted"]
     parts = [f"{count} {word}" for word, count in counts.items() if count]
-    lines = [f"{document['name']}: {document['state']}, {done} of {wanted} trials done"]
+    lines = [f"{document['name']}: {document['state']}, {far}"]
     lines += [", ".join(parts)] if parts else []
     if any(counts[word] for word in AGAIN):
         lines.append(f"({', '.join(AGAIN)}: measured again, not counted)")

@@ -23,6 +23,7 @@ COUNT_WORDS = {1: "once", 2: "twice"}
 COUNTED = (Outcome.COMPLETE, Outcome.PRUNED)
 ROW_METRICS = ("output_throughput", "power_w", "tokens_per_joule", "ttft_s.p99", "tpot_s.p99")
 MOST_RIVALS = 12
+UNLIKE = 1.3  # measurements of one setting further apart than this were not of the same machine
 REASON_LIMIT = 300
 
 
@@ -258,6 +259,7 @@ def _verdict(
         yield f"Baseline {name} has no value to compare with; see its reason above."
     yield from _claims_words(ranking)
     yield _noise_words(ranking)
+    yield from _unlike_words(ranking)
     yield from _metastable_words(ranking)
     yield from _notes(ranking, results)
     yield from server_words(ranking)
@@ -283,6 +285,22 @@ def _claims_words(ranking: Ranking) -> Iterable[str]:
     if len(shown) > 1:
         where = f"C={ranking.objectives[0].concurrency:g}"
         yield f"Measured from restarts (tokens/s at {where}, 95 %): {', '.join(shown)}."
+
+
+def _unlike_words(ranking: Ranking) -> Iterable[str]:
+    """For settings whose measurements are so far apart that the machine cannot have been the same.
+
+    Only those of one kind are compared: what claims a precision, or else all.
+    """
+    for setting in ranking.measured:
+        values = [measurement.values[0] for measurement in setting.counted]
+        low, high = min(values), max(values)
+        if len(values) > 1 and high > UNLIKE * low:
+            shown = ", then ".join(format_number(value) for value in values)
+            yield (
+                f"#{setting.number} gave {shown} when it was measured again: settings alone do not "
+                "explain this. See what else uses this machine, then measure again."
+            )
 
 
 def _metastable_words(ranking: Ranking) -> Iterable[str]:
@@ -334,7 +352,8 @@ def _noise_words(ranking: Ranking) -> str:
     source = f"from {again}" if repeats else "nothing was measured twice"
     if claimed and not repeats:
         source = "the median of what re-measurements claim"
-    words = f"Noise of one measurement: {100.0 * ranking.noise:.1f} % ({source})."
+    noise = "above 100 %" if ranking.noise > 1.0 else f"{100.0 * ranking.noise:.1f} %"
+    words = f"Noise of one measurement: {noise} ({source})."
     rivals = [f"#{setting.number}" for setting in ranking.contenders if setting is not ranking.best]
     names = ", ".join(rivals[:MOST_RIVALS]) or "none"
     names += f" and {len(rivals) - MOST_RIVALS} more" if len(rivals) > MOST_RIVALS else ""

@@ -117,7 +117,7 @@ def event_line(event: Event, session: Session, now_s: float) -> str:
     match event:
         case StudyStarted(settings, results):
             verb = "continues" if results else "starts"
-            return f"{settings.name} {verb}: {session.done} of {session.wanted} trials done"
+            return f"{settings.name} {verb}: {session.progress.words}"
         case LaunchPhase(launch, phase):
             is_same = before is not None and (before.number, before.phase) == (launch, phase)
             return "" if is_same else f"launch {launch}: {phase}"
@@ -160,11 +160,12 @@ def session_picture(session: Session, now_s: float) -> RenderableType:
 
 
 def _bar(session: Session, now_s: float) -> Table:
+    progress = session.progress
     row = Table.grid(padding=(0, 2, 0, 0))
     row.add_row(
         Text(session.settings.name if session.settings else "", style="bold"),
-        ProgressBar(max(1, session.wanted), min(session.done, session.wanted), BAR_WIDTH),
-        Text(f"{session.done}/{session.wanted} trials"),
+        ProgressBar(max(1, progress.measured + progress.left), progress.measured, BAR_WIDTH),
+        Text(progress.words),
         Text(_eta_words(session, now_s)),
     )
     return row
@@ -193,7 +194,7 @@ def _rates(throughput: float | None, power_w: float | None) -> str:
 
 def _progress_words(session: Session, now_s: float | None) -> str:
     """Done, best so far, and (while it goes on) the time left."""
-    parts = [f"{session.done} of {session.wanted} trials done"]
+    parts = [session.progress.words]
     if best := session.best_words(with_setting=False):
         parts.append(f"best {best}")
     if now_s is not None and (eta := _eta_words(session, now_s)):

@@ -128,9 +128,7 @@ class SteadyModel:
         An open loop that is faster than the server is one with every row taken; its queue grows
         without limit and is left out of `ttft_s`.
         """
-        if self._ranks == 1:
-            cap = self._resolved.max_running_requests
-        elif cap is None:
+        if cap is None:
             cap = self._resolved.pp_max_micro_batch_size
         if load.protocol is LoadProtocol.OPEN_LOOP and load.rate is not None:
             return self._open_loop(cap, load, load.rate)

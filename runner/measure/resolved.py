@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from runner.launch import CAP
+from runner.launch import CAP, MAX_RUNNING
 from runner.trial import Params, ParamValue
 
 GRAPH, GRAPH_MAX_BS = "cuda_graph", "cuda_graph_max_bs"
@@ -17,15 +17,15 @@ def differences(asked: Params, resolved: Params) -> Mapping[str, tuple[ParamValu
 
     `resolved` is what /server_info tells after the start and after the live parameters were set.
     Decode graphs are on where nothing else is asked, but for servers on a CPU. What has no meaning
-    is left out: the cap without a pipeline, the largest graph without graphs; so is `auto`, which
-    asks for nothing.
+    is left out: the largest graph without graphs; so is `auto`, which asks for nothing. Without a
+    pipeline a cap may stand for max_running_requests (launch.py).
     """
     has_graphs = CPU not in (asked.get("device"), resolved.get("device"))
     wanted: dict[str, ParamValue] = {**({GRAPH: True} if has_graphs else {}), **asked}
     if "disable_cuda_graph" in asked:
         wanted[GRAPH] = not asked["disable_cuda_graph"]
-    if resolved.get("pp_size", 1) == 1:
-        wanted.pop(CAP, None)
+    if resolved.get("pp_size", 1) == 1 and wanted.get(MAX_RUNNING) == resolved.get(CAP):
+        wanted.pop(MAX_RUNNING, None)
     if not resolved.get(GRAPH, True):
         wanted.pop(GRAPH_MAX_BS, None)
     return {

@@ -45,7 +45,7 @@ from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
 from runner.errors import ConfigError
-from runner.launch import plan_launch, spec_hash
+from runner.launch import plan_launch, settings_in_a_row, spec_hash
 from runner.search.history import History, PastTrial
 from runner.search.proposals import given_up
 from runner.settings import Choices, FloatRange, IntRange, Parameter, StudySettings
@@ -55,7 +55,6 @@ from runner.trial import Outcome, Params, ParamValue
 MOST_DRAWS = 64
 MOST_RANDOM_DRAWS = 500
 MOST_DRAWS_ON_A_LAUNCH = 16
-MOST_ON_A_LAUNCH = 2
 VIOLATED = {"feasible": 1.0}
 SAMPLERS = ("auto", "tpe", "random", "qmc", "nsga2")
 
@@ -147,21 +146,19 @@ def open_settings(settings: StudySettings, history: History) -> Callable[[Params
 def launch_that_is_up(settings: StudySettings, history: History) -> LaunchThatIsUp | None:
     """The launch of the last trial, if others are to be measured on it; None: a free choice.
 
-    A start costs minutes, a live parameter nothing, so a launch serves up to `MOST_ON_A_LAUNCH`
-    settings in a row. Two halve the starts and find settings as good as one does; with three or
-    more, too few launches are tried. Samplers whose draws are a sequence, or meant to be chance,
-    are left alone.
+    It serves `settings_in_a_row` of them.
     """
-    last = history[-MOST_ON_A_LAUNCH:]
-    if settings.search.sampler not in ("auto", "tpe") or not last or not is_launched(last[-1]):
+    most = settings_in_a_row(settings)
+    last = history[-most:]
+    if not last or not is_launched(last[-1]):
         return None
     plan = plan_launch(settings, last[-1].params)
-    if not plan.live or last[-1].found != last[-1].params:
+    if not plan.live_names or last[-1].found != last[-1].params:
         return None
     keys = [plan_launch(settings, trial.params).key for trial in last if is_launched(trial)]
-    if keys.count(plan.key) == MOST_ON_A_LAUNCH:
+    if keys.count(plan.key) == most:
         return None
-    fixed = {name: value for name, value in last[-1].params.items() if name not in plan.live}
+    fixed = {name: value for name, value in last[-1].params.items() if name not in plan.live_names}
     return LaunchThatIsUp(plan.key, fixed)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
@@ -87,18 +88,23 @@ def _engine(section: EngineSection, mistakes: Mistakes, folder: Path | None) -> 
     if kind is not EngineKind.SGLANG and section.profile is None:
         text = f"missing; engine {kind} needs a hardware profile, e.g. rtx-pro-6000-x8-kimi-k2.6"
         mistakes.add("engine.profile", text)
-    profile = section.profile
+    profile = _home(section.profile)
     if profile is not None and profile.endswith(".yaml") and folder is not None:
         profile = str((folder / profile).absolute())
     return EngineSettings(
         kind=kind,
         profile=profile,
         time_scale=section.time_scale if kind is EngineKind.EMULATED else 1.0,
-        model=section.model,
-        python=section.python,
+        model=_home(section.model),
+        python=_home(section.python),
         args=_args(section.args, mistakes),
         env=dict(section.env),
     )
+
+
+def _home(path: str | None) -> str | None:
+    """A path that begins with `~` from the user's home folder, as a shell would have it."""
+    return None if path is None else os.path.expanduser(path)  # noqa: PTH111 - never raises
 
 
 def _args(args: Params, mistakes: Mistakes) -> Params:

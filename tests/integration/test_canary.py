@@ -9,7 +9,12 @@ from typing import Any
 import pytest
 from mlflow import MlflowClient
 
+from runner.canary import PROMPTS
+from runner.clock import Clock
+from runner.engines.sglang.greedy import greedy_outputs
+from runner.errors import ServerFailed
 from tests.driving import Home
+from tests.emulated_server import emulated_server
 from tests.studies import CPU
 
 OFF = "decode CUDA graphs are off, though nobody switched them off"
@@ -123,3 +128,14 @@ def mlflow_tags(home: Home) -> dict[int, dict[str, str]]:
     assert experiment is not None
     runs = client.search_runs([experiment.experiment_id])
     return {int(run.data.tags["trial"]): run.data.tags for run in runs if "trial" in run.data.tags}
+
+
+def test_a_server_with_room_for_few_waiting_requests_answers_every_prompt(tmp_path: Path) -> None:
+    """Sent all at once, most would be refused: The request queue is full."""
+    flags = ("--time-scale", "20", "--max-running-requests", "1", "--max-queued-requests", "2")
+    log = tmp_path / "server.log"
+    with emulated_server(log, *flags) as server:
+        outputs = greedy_outputs(server.url, str(log), Clock(20.0), None, queue=2)
+        with pytest.raises(ServerFailed, match="queue is full"):
+            greedy_outputs(server.url, str(log), Clock(20.0), None)
+    assert len(outputs) == len(PROMPTS)

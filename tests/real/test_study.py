@@ -68,9 +68,10 @@ def test_a_driver_killed_in_the_middle_takes_its_servers_along_and_continues(hom
     assert (rung.parent / "result.json").exists()
     results = home.results()
     assert [result["number"] for result in results] == list(range(len(results)))
-    assert {result["outcome"] for result in results} <= {"complete", "pruned", "lost", "invalid"}
-    counted = [r for r in results if r["repeat_of"] is None and r["outcome"] == "complete"]
-    assert len(counted) == 5
+    bad = [each for each in results if each["outcome"] not in {"complete", "pruned"}]
+    assert all("not steady" in each["reason"] for each in bad)  # two cores have more to do
+    searched = [result for result in results if result["repeat_of"] is None]
+    assert sum(each["outcome"] in {"complete", "pruned"} for each in searched) == 5
 
 
 def half_measured(home: Home) -> list[Path]:
@@ -96,8 +97,6 @@ def test_the_servers_said_what_they_should_and_what_happened_in_them(home: Home)
 def test_what_was_asked_ran(home: Home) -> None:
     for result in complete(home):
         for name, value in result["params"].items():
-            if name == "pp_max_micro_batch_size" and result["params"]["pp_size"] == 1:
-                continue
             assert result["resolved"][name] == value, result["number"]
 
 

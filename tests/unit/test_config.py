@@ -282,3 +282,13 @@ def test_a_mistake_is_blamed_on_the_file_or_the_option(tmp_path: Path) -> None:
     assert str(caught.value) == (
         "--set parameters.tp_size.int: found [0, 8], but tp_size is a whole number, 1 or more"
     )
+
+
+def test_paths_from_the_home_folder_are_a_shells(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/ada")
+    document = {
+        **DOCUMENT,
+        "engine": {"kind": "sglang", "model": "~/m", "python": "~/sgl/bin/python"},
+    }
+    engine = parse_study(document).engine
+    assert (engine.model, engine.python) == ("/home/ada/m", "/home/ada/sgl/bin/python")

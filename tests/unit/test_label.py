@@ -18,6 +18,7 @@ from tests.samples import PARAMS
         ({"mem_fraction_static": 0.88, "chunked_prefill_size": 4096}, "chunk4096 mem0.88"),
         ({"schedule_policy": "lpm", "enable_x": True}, "schedule_policy=lpm enable_x=true"),
         ({"tp_size": 1, "pp_size": 1}, "tp1"),
+        ({"pp_size": 1}, "pp1"),
         ({}, "defaults"),
     ],
 )

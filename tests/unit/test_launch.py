@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from runner.config import parse_study
 from runner.errors import ConfigError
-from runner.launch import highest_cap, launch_key, plan_launch, spec_hash, world_size
+from runner.launch import highest_of, launch_key, plan_launch, spec_hash, world_size
 from runner.settings import StudySettings
 
 CAP = "pp_max_micro_batch_size"
@@ -82,15 +82,47 @@ def test_a_searched_max_running_requests_is_left_alone() -> None:
 
 
 @pytest.mark.parametrize("params", [{"pp_size": 1, CAP: 4}, {"tp_size": 8, CAP: 4}])
-def test_without_a_pipeline_the_cap_is_dropped(params: dict[str, int]) -> None:
+def test_without_a_pipeline_the_cap_bounds_what_runs_all_the_same(params: dict[str, int]) -> None:
     plan = plan_launch(study(), params)
-    assert plan.live == {}
-    assert plan.server_args == {name: value for name, value in params.items() if name != CAP}
+    assert plan.live == {CAP: 4}
+    assert plan.server_args["max_running_requests"] == 64
+    assert plan_launch(study(args={CAP: 4}, cap=None), {"tp_size": 8}).server_args[CAP] == 4
 
 
-def test_without_a_pipeline_a_fixed_cap_is_dropped_too() -> None:
-    settings = study(args={CAP: 4}, cap=None)
-    assert plan_launch(settings, {"tp_size": 8}).server_args == {"tp_size": 8}
+def limited(*, baselines: tuple[Mapping[str, object], ...] = ()) -> StudySettings:
+    return parse_study(
+        {
+            "name": "limits",
+            "engine": {"profile": "any"},
+            "hardware": {"gpus": 2},
+            "parameters": {
+                "pp_size": {"choices": [1, 2]},
+                "max_running_requests": {"choices": [128, 8, 32]},
+            },
+            "baselines": [dict(each) for each in baselines],
+        }
+    )
+
+
+def test_without_a_pipeline_a_searched_limit_is_set_live_as_a_cap() -> None:
+    low, middle, high = (
+        plan_launch(limited(), {"pp_size": 1, "max_running_requests": n}) for n in (8, 32, 128)
+    )
+    assert [dict(plan.live) for plan in (low, middle, high)] == [{CAP: 8}, {CAP: 32}, {}]
+    assert low.key == middle.key == high.key
+    assert low.server_args == {"pp_size": 1, "max_running_requests": 128}
+    assert low.live_names == {"max_running_requests"}
+
+
+def test_a_searched_limit_is_a_flag_where_it_cannot_be_a_cap() -> None:
+    """Stages share their rows; re-measurements and baselines are started as asked."""
+    asked = {"pp_size": 1, "max_running_requests": 8}
+    staged = plan_launch(limited(), {"pp_size": 2, "max_running_requests": 8})
+    repeated = plan_launch(limited(), asked, is_repeat=True)
+    named = plan_launch(limited(baselines=({"name": "low", **asked},)), asked)
+    for plan in (staged, repeated, named):
+        assert plan.server_args["max_running_requests"] == 8
+        assert plan.live == {}
 
 
 def test_a_cap_that_is_not_searched_stays_as_it_was_given() -> None:
@@ -152,9 +184,9 @@ def test_a_size_that_is_no_whole_number_is_named() -> None:
 
 
 def test_the_highest_cap_is_that_of_the_search_space() -> None:
-    assert highest_cap(study()) == 64
-    assert highest_cap(study(cap={"choices": [4, 16, 8]})) == 16
-    assert highest_cap(study(cap=None)) is None
+    assert highest_of(study(), CAP) == 64
+    assert highest_of(study(cap={"choices": [4, 16, 8]}), CAP) == 16
+    assert highest_of(study(cap=None), CAP) is None
 
 
 def test_hashes_do_not_depend_on_the_order_of_names() -> None:
@@ -177,7 +209,7 @@ def test_live_and_launch_together_are_the_setting(
     together = {**plan.server_args, **plan.live}
     together.pop("max_running_requests", None)
     assert not set(plan.server_args) & set(plan.live)
-    assert together == {"pp_size": pp, "cuda_graph": graph, **({CAP: cap} if pp > 1 else {})}
+    assert together == {"pp_size": pp, "cuda_graph": graph, CAP: cap}
     if plan.live:
         running = plan.server_args["max_running_requests"]
         assert isinstance(running, int)

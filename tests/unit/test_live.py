@@ -64,7 +64,7 @@ def test_a_trial_in_plain_lines() -> None:
 def test_a_continued_study_says_what_is_done() -> None:
     results = (make_result(0, 100.0), make_result(1, None), make_result(2, 90.0, repeat_of=0))
     start = StudyStarted(make_settings(), results, "runner resume demo")
-    assert plain_lines(start) == ["demo continues: 1 of 20 trials done"]
+    assert plain_lines(start) == ["demo continues: 1 of 20 trials done, 1 of 1 measured again"]
 
 
 def test_failures_are_told_with_their_reason_in_one_line() -> None:
@@ -128,8 +128,8 @@ def test_picture_shows_trial_launch_best_done_and_eta() -> None:
     session.observe(TRIAL, 30.0)
     session.observe(LaunchPhase(2, "load_weights"), 30.0)
     text = picture(session, 40.0)
-    assert "1/20 trials" in text
-    assert "about 9 min 20 s left" in text  # 19 left at 30 s each, 10 s of them gone
+    assert "1 of 20 trials done" in text
+    assert "about 11 min 20 s left" in text  # 19 and 4 again, 30 s each, 10 s of them gone
     assert "#7    pp8 d8 cap4 graph triton" in text
     assert "launch 2: load_weights, 10 s" in text
     assert "best  #0 pp8 d8 cap4 graph triton 300 tokens/s at C=32" in text
@@ -150,17 +150,21 @@ def test_eta_is_paced_by_this_session_only() -> None:
     session.observe(TrialDone(make_result(10, None)), 560.0)  # failed: takes time, counts nothing
     assert session.eta_s(560.0) is None
     session.observe(TrialDone(make_result(11, 100.0)), 620.0)
-    assert session.eta_s(620.0) == 120.0 * 9
-    assert session.eta_s(650.0) == 120.0 * 9 - 30.0
-    assert session.eta_s(10_000.0) == 120.0 * 8  # the trial that runs takes its time
+    left = 9 + 4  # trials; finalists and the baseline once more
+    assert session.eta_s(620.0) == 120.0 * left
+    assert session.eta_s(650.0) == 120.0 * left - 30.0
+    assert session.eta_s(10_000.0) == 120.0 * (left - 1)  # the trial that runs takes its time
 
 
 def test_nothing_is_left_when_all_are_done() -> None:
     session = Session()
     session.observe(START, 0.0)
     for number in range(20):
-        session.observe(TrialDone(make_result(number, 100.0)), 1.0)
-    assert session.eta_s(2.0) == 0.0
+        session.observe(TrialDone(make_result(number, 100.0)), 20.0 * (number + 1))
+    assert session.eta_s(400.0) == 3 * 20.0  # the finalists, once more
+    for number in range(20, 23):
+        session.observe(TrialDone(make_result(number, 100.0, repeat_of=number - 20)), 400.0)
+    assert session.eta_s(400.0) == 0.0
 
 
 def test_rich_view_keeps_results_and_takes_its_picture_away() -> None:

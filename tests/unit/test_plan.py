@@ -311,7 +311,7 @@ def test_large_and_continuous_spaces_are_sampled_with_the_studys_seed() -> None:
     ("trials", "launches"),
     [
         (1, 1 + 4),  # the baseline; 3 finalists and the baseline again
-        (9, 1 + 4 + 5),  # two launches serve all caps, and every second trial changes
+        (9, 1 + 4 + 3),  # four pairs, two launches for all caps: every second pair changes
     ],
 )
 def test_launches_are_counted(trials: int, launches: int) -> None:

@@ -140,6 +140,15 @@ def test_verdict_doubts_a_lead_within_the_noise() -> None:
     assert "1.00 times baseline tp8 (#0: 100 tokens/s at C=32, measured once), within" in text
 
 
+def test_a_setting_that_gave_something_else_when_it_was_measured_again_is_named() -> None:
+    unlike = [make_result(0, 88.0), make_result(1, 220.0, repeat_of=0)]
+    text = " ".join(printed(unlike).split())
+    assert "#0 gave 88 then 220 when it was measured again" in text.replace("88.0,", "88")
+    assert "Noise of one measurement: above 100 %" in text
+    alike = [make_result(0, 100.0), make_result(1, 102.0, repeat_of=0)]
+    assert "measured again: settings alone" not in " ".join(printed(alike).split())
+
+
 def test_settings_that_miss_a_limit_are_marked() -> None:
     results = [make_result(0, 300.0, constraints=(0.4,)), make_result(1, 100.0, constraints=(0.0,))]
     text = printed(results)

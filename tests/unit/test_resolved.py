@@ -47,8 +47,12 @@ def test_a_cpu_has_no_graphs_to_switch_off() -> None:
     assert differences({"device": "cpu"}, {"device": "cpu", "cuda_graph": False}) == {}
 
 
-def test_without_a_pipeline_there_is_no_cap_to_compare() -> None:
-    assert differences({"pp_max_micro_batch_size": 4}, {**RUNS, "pp_size": 1}) == {}
+def test_without_a_pipeline_a_cap_may_stand_for_the_limit() -> None:
+    lone = {**RUNS, "pp_size": 1, "max_running_requests": 128, "pp_max_micro_batch_size": 8}
+    assert differences({"max_running_requests": 8}, lone) == {}
+    assert differences({"max_running_requests": 16}, lone) == {"max_running_requests": (16, 128)}
+    assert differences({"max_running_requests": 8}, {**lone, "pp_size": 2}) != {}
+    assert differences({"pp_max_micro_batch_size": 4}, lone) == {"pp_max_micro_batch_size": (4, 8)}
 
 
 def test_words() -> None:

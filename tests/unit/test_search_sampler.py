@@ -10,12 +10,11 @@ import pytest
 
 from runner.errors import ConfigError
 from runner.expression import Expression
-from runner.launch import as_int, spec_hash
+from runner.launch import MOST_IN_A_ROW, as_int, spec_hash
 from runner.search.history import PastTrial
 from runner.search.sampler import (
     MOST_DRAWS,
     MOST_DRAWS_ON_A_LAUNCH,
-    MOST_ON_A_LAUNCH,
     SAMPLERS,
     StudyCopy,
     choose,
@@ -322,7 +321,7 @@ def test_no_launch_is_preferred_when_none_is_up() -> None:
 
 def test_other_launches_have_their_turn_after_some_trials_in_a_row() -> None:
     settings = search_settings()
-    history = [sampled(cap, pipeline(0, cap + 1)) for cap in range(MOST_ON_A_LAUNCH)]
+    history = [sampled(cap, pipeline(0, cap + 1)) for cap in range(MOST_IN_A_ROW)]
     assert launch_that_is_up(settings, history) is None
     assert launch_that_is_up(settings, [sampled(9, pipeline(8, 1)), *history[1:]]) is not None
 

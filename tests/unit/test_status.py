@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 
+from runner.insight.progress import progress_of
 from runner.insight.status import best_words, print_status, status_document
 from runner.record.store import StudyProgress, StudyState
 from runner.trial import Outcome
@@ -40,8 +41,9 @@ def test_document_counts_each_outcome_and_leaves_remeasurements_out() -> None:
 
 
 def test_eta_is_what_is_left_at_the_mean_pace_of_all_sessions() -> None:
-    document = status_document(RESULTS, STUDY, progress(StudyState.INTERRUPTED))
-    assert document["eta_s"] == 18 * 90.0
+    """18 trials, then the baseline and three finalists once more."""
+    document = status_document(RESULTS[:3], STUDY, progress(StudyState.INTERRUPTED))
+    assert document["eta_s"] == (18 + 4) * 90.0
 
 
 def test_without_a_counted_trial_there_is_no_eta() -> None:
@@ -64,11 +66,12 @@ def test_what_a_killed_driver_left_half_done_does_not_run() -> None:
 
 def test_status_in_words() -> None:
     stream = io.StringIO()
-    document = status_document(RESULTS, STUDY, progress(StudyState.RUNNING, (4,)))
-    print_status(document, best_words(RESULTS, STUDY), stream)
+    document = status_document(RESULTS[:3], STUDY, progress(StudyState.RUNNING, (4,)))
+    far = progress_of(RESULTS[:3], STUDY).words
+    print_status(document, far, best_words(RESULTS[:3], STUDY), stream)
     assert stream.getvalue().splitlines() == [
         "demo: running, 2 of 20 trials done",
         "1 complete, 1 pruned, 1 infeasible, 1 running",
-        "best #0 pp8 d8 cap4 graph triton, 99.5 tokens/s at C=32",
-        "about 27 min 00 s left",
+        "best #0 pp8 d8 cap4 graph triton, 100 tokens/s at C=32",
+        "about 33 min 00 s left",
     ]

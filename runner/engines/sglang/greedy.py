@@ -20,9 +20,11 @@ GAP_S = 0.006
 
 
 def greedy_outputs(
-    url: str, log_path: str, clock: Clock, vocabulary: int | None
+    url: str, log_path: str, clock: Clock, vocabulary: int | None, queue: int | None = None
 ) -> tuple[GreedyOutput, ...]:
     """Continue every prompt, all at a time; `vocabulary` is how many tokens the model has.
+
+    A server that lets no more than `queue` requests wait is not sent more than these at a time.
 
     Raises ServerFailed when one is not answered, or not with all its tokens.
     """
@@ -41,7 +43,8 @@ def greedy_outputs(
             raise ServerFailed(f"prompt {number} was answered with {found}", log_path)
         return output
 
-    with ThreadPoolExecutor(max_workers=len(PROMPTS), thread_name_prefix="canary") as pool:
+    at_once = len(PROMPTS) if queue is None else max(1, min(queue, len(PROMPTS)))
+    with ThreadPoolExecutor(max_workers=at_once, thread_name_prefix="canary") as pool:
         return tuple(pool.map(ask, range(len(PROMPTS))))
 
 

@@ -31,6 +31,7 @@ from runner.launch import as_int
 from runner.load.vocabulary import vocabulary_size
 from runner.trial import BatchSample, GreedyOutput, Params, ParamValue
 
+MAX_QUEUED = "max_queued_requests"
 PORT_TRIES = 4
 IDLE_PROOFS = 2  # empty once may be between two steps of the pipeline
 MIN_GRACE_WALL_S = 2.0
@@ -159,9 +160,16 @@ class Server:
         """
         with self._lock:
             running = self._require_running()
-            url = running.control.url
+            url, queue = running.control.url, self._spec.server_args.get(MAX_QUEUED)
             outputs = running.link.ask(
-                partial(greedy_outputs, url, self._log_path, self._clock, running.vocabulary)
+                partial(
+                    greedy_outputs,
+                    url,
+                    self._log_path,
+                    self._clock,
+                    running.vocabulary,
+                    None if queue is None else as_int(queue),
+                )
             )
             self.drain()
             return outputs

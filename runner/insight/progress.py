@@ -1,0 +1,79 @@
+"""How far a study is: the trials of its search, then its re-measurements. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from runner.insight.summary import counted
+from runner.search.history import PastTrial
+from runner.search.proposals import finalists, measured
+from runner.settings import StudySettings
+from runner.trial import TrialResult
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """Trials that count, of those wanted; re-measurements, of those that are due at the end.
+
+    As long as the search goes on, `again_wanted` is the most that there can be.
+    """
+
+    done: int
+    wanted: int
+    again_done: int
+    again_wanted: int
+
+    @property
+    def is_searching(self) -> bool:
+        """Whether trials of the search are to come; a space may end before `wanted`."""
+        return self.done < self.wanted and self.again_done == 0
+
+    @property
+    def measured(self) -> int:
+        """Trials and re-measurements that are done."""
+        return self.done + self.again_done
+
+    @property
+    def left(self) -> int:
+        """Trials and re-measurements that are to come."""
+        trials = self.wanted - self.done if self.is_searching else 0
+        return trials + max(self.again_wanted - self.again_done, 0)
+
+    @property
+    def words(self) -> str:
+        """`12 of 20 trials done`, at the end `20 of 20 trials done, 1 of 4 measured again`."""
+        trials = f"{self.done} of {self.wanted} trials done"
+        if self.is_searching or not self.again_wanted:
+            return trials
+        return f"{trials}, {self.again_done} of {self.again_wanted} measured again"
+
+
+def progress_of(results: Sequence[TrialResult], settings: StudySettings) -> Progress:
+    """How far a study with these results is."""
+    done, wanted = counted(results), settings.search.trials
+    turns = sum(r.repeat_of is not None and r.retry_of is None for r in results)
+    most = settings.measure.finalists + len(settings.baselines)
+    due = most if done < wanted and turns == 0 else _due(results, settings)
+    return Progress(done, wanted, turns, settings.measure.repeats * due)
+
+
+def _due(results: Sequence[TrialResult], settings: StudySettings) -> int:
+    """How many settings are measured again: the finalists and the baselines that have values."""
+    history = [
+        PastTrial(
+            number=result.number,
+            params=result.params,
+            spec_hash=result.spec_hash,
+            outcome=result.outcome,
+            name=result.name,
+            repeat_of=result.repeat_of,
+            values=result.values,
+            constraints={str(at): excess for at, excess in enumerate(result.constraints)},
+            shares=result.shares,
+        )
+        for result in results
+    ]
+    best = finalists(history, settings.objectives, settings.measure.finalists)
+    named = [trial for trial in measured(history) if trial.name]
+    return len({trial.number for trial in (*best, *named)})
