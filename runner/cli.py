@@ -86,6 +86,7 @@ def parser() -> argparse.ArgumentParser:
     )
     add_tune(commands, [shared, running, setting])
     add_forecast(commands, [shared, setting])
+    add_calibrate(commands, [shared])
     add_reading(commands, [shared])
     add_load(commands)
     emulate = commands.add_parser(
@@ -151,6 +152,31 @@ def add_forecast(
         "--seeds", type=count, default=5, metavar="N", help="simulate under N seeds (default: 5)"
     )
     predict.set_defaults(run="run_predict")
+
+
+def add_calibrate(
+    commands: argparse._SubParsersAction[argparse.ArgumentParser],
+    parents: list[argparse.ArgumentParser],
+) -> None:
+    """The command that makes the model fit the machine."""
+    calibrate = commands.add_parser(
+        "calibrate",
+        parents=parents,
+        help="refit the hardware profile to what a study measured",
+        description="Refit a hardware profile to the trials of a study, say how far the model was "
+        "and is off, and which numbers these trials cannot tell. Nothing is launched.",
+    )
+    calibrate.add_argument("name")
+    calibrate.add_argument(
+        "--profile", metavar="P", help="the profile to start from (default: the study's)"
+    )
+    calibrate.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="write the profile here, too (always: studies/NAME/calibration/profile.yaml)",
+    )
+    calibrate.set_defaults(run="run_calibrate")
 
 
 def add_load(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

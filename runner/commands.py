@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shlex
 import shutil
 import sys
 from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -19,6 +21,8 @@ from runner.cluster.executor import Executor
 from runner.errors import ConfigError
 from runner.record.store import StudyStore
 from runner.settings import StudySettings
+
+LEAST_URGENT = 19  # as nice(1) counts
 
 
 def run_tune(args: argparse.Namespace) -> int:
@@ -284,4 +288,38 @@ def run_plan(args: argparse.Namespace) -> int:
         print(json.dumps(plan_document(plan)))
     else:
         print_plan(plan, sys.stdout)
+    return 0
+
+
+def run_calibrate(args: argparse.Namespace) -> int:
+    """`runner calibrate`: a profile from what a study measured."""
+    from runner.calibration.calibrate import calibrate
+    from runner.calibration.files import (
+        CalibrationFiles,
+        check_out,
+        launches_of,
+        starting_profile,
+    )
+    from runner.calibration.points import evidence_of
+    from runner.calibration.starts import fit_starts, with_idle
+    from runner.insight.calibration_view import calibration_document, print_calibration
+    from runner.insight.forecast_view import ProgressLine
+
+    settings = stored_settings(args)
+    store = StudyStore(args.home, args.name)
+    files = CalibrationFiles(store.folder / "calibration", check_out(args.out))
+    start = starting_profile(settings, args.profile)
+    evidence = evidence_of(settings, start, store.results())
+    costs, changes = fit_starts(start, launches_of(store))
+    base = replace(with_idle(start, store.read_idle() or ()), start=costs)
+    if store.progress().driver_pid is not None:
+        os.nice(LEAST_URGENT)
+        print("the study is running: calibrating with what it leaves of the CPU", file=sys.stderr)
+    with closing(ProgressLine(sys.stderr, "calibrating")) as line:
+        calibration = calibrate(settings, start, evidence, base, changes, line)
+    files.write(calibration)
+    if args.json:
+        print(json.dumps(calibration_document(calibration, files)))
+    else:
+        print_calibration(calibration, files, sys.stdout)
     return 0

@@ -29,6 +29,7 @@ LAYERS = (
     "verdict",
     "run_trial",
     "insight",
+    "calibration",
     "record",
     "search",
     "forecast",
@@ -71,11 +72,12 @@ OWNERS = {
     "httptools": ["load/*"],
     "uvloop": ["load/*", "engines/emulator/*"],
     "rich": ["insight/*"],
+    "scipy": ["calibration/fit.py"],
     "numpy": ["*"],
     "psutil": ["*"],
     "sqlalchemy": ["record/*", "search/*"],  # the errors that MLflow's and Optuna's stores raise
 }
-HEAVY = ("ray", "optuna", "mlflow", "pynvml", "pyarrow", "numpy")
+HEAVY = ("ray", "optuna", "mlflow", "pynvml", "pyarrow", "numpy", "scipy")
 RUN_TRIAL_WORDS = {"runner.trial", "runner.errors"}
 MOST_FILE_LINES, MOST_FUNCTION_LINES = 400, 60
 

@@ -46,6 +46,15 @@ def _built_in(name: str) -> Profile:
 
 
 def _load(path: Path) -> Profile:
+    try:
+        state = path.stat()
+    except OSError as err:
+        raise ConfigError(f"{path}: cannot be read: {err.strerror}") from err
+    return _loaded(path, state.st_mtime_ns, state.st_size)
+
+
+@functools.lru_cache(maxsize=16)
+def _loaded(path: Path, mtime_ns: int, size: int) -> Profile:  # noqa: ARG001 - a changed file is another
     return parse_profile(_read(path), str(path))
 
 
@@ -59,6 +68,15 @@ def parse_profile(document: object, place: str) -> Profile:
     profile: Profile = _build(Profile, checked)
     _check(profile, place)
     return profile
+
+
+def profile_text(profile: Profile, heading: str = "") -> str:
+    """The profile as a file that load_profile reads; `heading` becomes comments above it."""
+    comments = "".join(f"# {line}".rstrip() + "\n" for line in heading.splitlines())
+    document = dataclasses.asdict(profile)
+    first = {"name": document.pop("name"), "fit": document.pop("fit")}
+    body: str = yaml.safe_dump({**first, **document}, sort_keys=False, width=100)
+    return comments + body
 
 
 def _read(path: Path) -> object:

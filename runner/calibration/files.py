@@ -1,0 +1,100 @@
+"""The files of a calibration: `calibration/` in the study's folder, each written by rename."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from runner.calibration.calibrate import Calibration
+from runner.cluster.executor import LaunchReport
+from runner.errors import ConfigError, StudyError
+from runner.machine.hardware import Profile
+from runner.machine.profile import load_profile, profile_names, profile_text
+from runner.record.files import write_json, write_whole
+from runner.record.store import StudyStore
+from runner.settings import StudySettings
+from runner.trial import LaunchSpec
+
+SCHEMA_VERSION = 1
+ENDING = ".yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationFiles:
+    """Where a calibration is kept; `out` is another place for the profile."""
+
+    folder: Path
+    out: Path | None = None
+
+    @property
+    def profile(self) -> Path:
+        """The profile: where the user wants it, and in the study's folder in any case."""
+        return self.folder / "profile.yaml" if self.out is None else self.out
+
+    @property
+    def residuals(self) -> Path:
+        """Every point: measured, before, after and left out."""
+        return self.folder / "residuals.json"
+
+    def write(self, calibration: Calibration) -> None:
+        """Write both; what an earlier calibration left is replaced.
+
+        Raises StudyError when they cannot be written, ConfigError when `out` cannot.
+        """
+        heading = f"Made by `runner calibrate {calibration.study}` from {calibration.start.name}."
+        text = profile_text(calibration.profile, heading).encode()
+        write_whole(self.folder / "profile.yaml", text)
+        points = point_documents(calibration)
+        write_json(self.residuals, {"schema_version": SCHEMA_VERSION, "points": points})
+        if self.out is not None:
+            try:
+                write_whole(self.out, text)
+            except StudyError as error:
+                raise ConfigError(f"--out: {error}") from error
+
+
+def check_out(out: Path | None) -> Path | None:
+    """The whole path of `--out`; raises ConfigError when it could not be used as a profile."""
+    if out is None:
+        return None
+    if out.suffix != ENDING:
+        raise ConfigError(f"--out {out}: a profile's file ends in {ENDING}")
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise ConfigError(f"--out {out}: expected a file in a folder that exists")
+    return out.absolute()
+
+
+def starting_profile(settings: StudySettings, given: str | None) -> Profile:
+    """The profile to start from: the given one, else the study's; raises ConfigError."""
+    name = given or settings.engine.profile
+    if name is None:
+        raise ConfigError(
+            f"study {settings.name} names no hardware profile to start from; give one that is near "
+            f"your machine: --profile {' or '.join(profile_names())}, or the path of a .yaml file"
+        )
+    return load_profile(name)
+
+
+def launches_of(store: StudyStore) -> list[tuple[LaunchSpec, LaunchReport]]:
+    """The launches of a study that came up."""
+    found = (store.read_launch(number) for number in store.launch_numbers())
+    return [(each[0], each[1]) for each in found if each is not None and each[1] is not None]
+
+
+def point_documents(calibration: Calibration) -> list[dict[str, object]]:
+    """Every point in JSON."""
+    evidence = calibration.evidence
+    return [
+        {
+            "trial": each.point.trial,
+            "setting": evidence.settings[each.point.cell.setting].label,
+            "lengths": str(each.point.cell.lengths),
+            "concurrency": each.point.cell.level,
+            "quantity": str(each.point.quantity),
+            "measured": each.point.measured,
+            "before": each.before,
+            "after": each.after,
+            "left_out": each.left_out,
+        }
+        for each in calibration.points
+    ]

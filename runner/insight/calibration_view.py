@@ -1,0 +1,210 @@
+"""What a calibration looks like: one JSON document, or tables and the next commands."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Mapping
+from typing import TextIO
+
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from runner.calibration.calibrate import Calibration, FittedParameter, PointResult
+from runner.calibration.files import CalibrationFiles, point_documents
+from runner.calibration.points import Quantity
+from runner.calibration.verdict import Verdict
+from runner.insight.forecast_view import not_modelled_words, show
+
+PADDING = (0, 2, 0, 0)
+WORST = 5
+LEAST_CHANGE = 0.01  # of a start cost; smaller ones are written, and not worth a word
+NAMES: Mapping[Quantity, str] = {
+    Quantity.THROUGHPUT: "throughput",
+    Quantity.TTFT: "TTFT (mean)",
+    Quantity.TPOT: "TPOT (mean)",
+    Quantity.POWER: "power",
+}
+
+
+def calibration_document(calibration: Calibration, files: CalibrationFiles) -> dict[str, object]:
+    """The JSON answer of `runner calibrate`."""
+    evidence = calibration.evidence
+    return {
+        "study": calibration.study,
+        "start": calibration.start.name,
+        "profile": calibration.profile.name,
+        "profile_path": str(files.profile),
+        "residuals_path": str(files.residuals),
+        "trials": evidence.trials,
+        "settings": calibration.settings,
+        "points": len(evidence.points),
+        "skipped": dict(evidence.skipped),
+        "not_modelled": list(evidence.not_modelled),
+        "folds": calibration.folds,
+        "rungs": calibration.rungs,
+        "simulated_rungs": calibration.simulated,
+        "errors": [
+            {
+                "quantity": str(each.quantity),
+                "points": each.points,
+                "before": each.before,
+                "after": each.after,
+                "left_out": each.left_out,
+            }
+            for each in calibration.errors
+        ],
+        "parameters": [_parameter_document(each) for each in calibration.parameters],
+        "known_together": [list(group) for group in calibration.together],
+        "start_costs": [
+            {
+                "name": each.name,
+                "start": each.start,
+                "value": each.value,
+                "launches": each.launches,
+            }
+            for each in calibration.starts
+        ],
+        "residuals": point_documents(calibration),
+    }
+
+
+def print_calibration(calibration: Calibration, files: CalibrationFiles, stream: TextIO) -> None:
+    """Errors, parameters, the worst points, and how to use the profile."""
+    evidence = calibration.evidence
+    title = (
+        f"{calibration.study}: {len(evidence.points)} points of {evidence.trials} trials, "
+        f"{calibration.settings} settings; from {calibration.start.name}"
+    )
+    parts: list[RenderableType] = [Text(title, style="bold"), _errors(calibration)]
+    parts += [Text(words) for words in _notes(calibration)]
+    parts += [Text(), _parameters(calibration)]
+    parts += [
+        Text(f"Only known together, not one by one: {', '.join(group)}.", style="yellow")
+        for group in calibration.together
+    ]
+    if words := _start_words(calibration):
+        parts.append(Text(words))
+    parts += [Text("\nThe worst points", style="bold"), _worst(calibration)]
+    show(parts, stream)
+    path = shlex.quote(str(files.profile))
+    stream.write(
+        f"\nprofile    {files.profile}\nresiduals  {files.residuals}\n"
+        f"use it     runner plan STUDY.yaml --set engine.profile={path}\n"
+        f"           runner predict STUDY.yaml --params NAME=VALUE,... "
+        f"--set engine.profile={path}\n"
+    )
+
+
+def _errors(calibration: Calibration) -> Table:
+    table = _table("mean error", "points", "before", "after", "left out")
+    for each in calibration.errors:
+        left_out = "-" if each.left_out is None else f"{each.left_out:.1%}"
+        table.add_row(
+            NAMES[each.quantity],
+            str(each.points),
+            f"{each.before:.1%}",
+            f"{each.after:.1%}",
+            left_out,
+        )
+    return table
+
+
+def _notes(calibration: Calibration) -> list[str]:
+    evidence = calibration.evidence
+    notes = []
+    if calibration.folds == 0:
+        notes.append(
+            f"Too few settings to leave one out ({calibration.settings}): how far the profile "
+            "holds for other settings is not known."
+        )
+    elif calibration.folds < calibration.settings:
+        notes.append(f"Left out: a tenth of the settings at a time, {calibration.folds} times.")
+    else:
+        notes.append("Left out: each setting foretold by a fit that did not see it.")
+    if calibration.simulated < calibration.rungs:
+        notes.append(
+            f"{calibration.simulated} of {calibration.rungs} rungs were simulated; for the others "
+            "the closed form stands."
+        )
+    notes += [
+        f"Left aside: {trials} trials that by the profile cannot run: {reason}."
+        for reason, trials in evidence.skipped.items()
+    ]
+    if evidence.not_modelled:
+        notes.append(not_modelled_words(evidence.not_modelled))
+    return notes
+
+
+def _parameters(calibration: Calibration) -> Table:
+    table = Table(box=None, padding=PADDING, pad_edge=False)
+    table.add_column("parameter", no_wrap=True)
+    for title in ("start", "fitted", "+-"):
+        table.add_column(title, justify="right", no_wrap=True)
+    table.add_column("verdict")
+    for each in calibration.parameters:
+        is_known = each.verdict is not Verdict.NOT_IDENTIFIED
+        words = str(each.verdict) if each.reason is None else f"{each.verdict}: {each.reason}"
+        table.add_row(
+            each.parameter.name,
+            f"{each.parameter.start:.4g}",
+            f"{each.value:.4g}" if is_known else "kept",
+            f"{math.expm1(each.deviation):.0%}" if is_known else "-",
+            words,
+        )
+    return table
+
+
+def _start_words(calibration: Calibration) -> str:
+    changes = [
+        f"{each.name} {each.start:.4g} -> {each.value:.4g}"
+        for each in calibration.starts
+        if abs(each.value / each.start - 1.0) > LEAST_CHANGE
+    ]
+    words = ", ".join(changes)
+    return f"Start costs, from the launches' phases: {words}." if changes else ""
+
+
+def _worst(calibration: Calibration) -> Table:
+    table = _table("setting", "trial", "C", "quantity", "measured", "before", "after", "left out")
+    ordered = sorted(calibration.points, key=_error, reverse=True)
+    for each in ordered[:WORST]:
+        point = each.point
+        table.add_row(
+            calibration.evidence.settings[point.cell.setting].label,
+            f"#{point.trial}",
+            f"{point.cell.level:g}",
+            NAMES[point.quantity],
+            f"{point.measured:.4g}",
+            _off(each.before, point.measured),
+            _off(each.after, point.measured),
+            "-" if each.left_out is None else _off(each.left_out, point.measured),
+        )
+    return table
+
+
+def _table(*titles: str) -> Table:
+    table = Table(box=None, padding=PADDING, pad_edge=False)
+    for place, title in enumerate(titles):
+        table.add_column(title, justify="right" if place else "left", no_wrap=place > 0)
+    return table
+
+
+def _error(each: PointResult) -> float:
+    return abs(each.after / each.point.measured - 1.0)
+
+
+def _off(modelled: float, measured: float) -> str:
+    return f"{modelled / measured - 1.0:+.1%}"
+
+
+def _parameter_document(each: FittedParameter) -> dict[str, object]:
+    return {
+        "name": each.parameter.name,
+        "start": each.parameter.start,
+        "value": each.value,
+        "relative_deviation": math.expm1(each.deviation),
+        "verdict": str(each.verdict),
+        "reason": each.reason,
+    }
