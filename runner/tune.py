@@ -298,10 +298,15 @@ def begin(
     study.store.write_spec(spec, launch, anchor)
 
 
-def report_rung(study: Study, number: int, position: int, value: float) -> str | None:
-    """Tell the search how the rung went; its reason to stop this trial, None to go on."""
-    study.search.report(number, position, value)
-    return study.search.should_stop(number, position, value)
+def report_rung(study: Study, number: int, position: int, value: float, doubt: float) -> str | None:
+    """Tell the search how the rung went; its reason to stop this trial, None to go on.
+
+    A value in doubt is told only where it says enough to stop.
+    """
+    reason = study.search.should_stop(number, position, value, doubt)
+    if reason or not doubt:
+        study.search.report(number, position, value)
+    return reason
 
 
 def judged(study: Study, number: int, rung: RungResult) -> None:

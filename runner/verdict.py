@@ -28,6 +28,9 @@ from runner.trial import (
     TrialResult,
 )
 
+DRIFTING = 0.3
+"""How far a rate that still drifts may be off, relative: what servers without CUDA graphs do."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrialIdentity:
@@ -67,13 +70,13 @@ class RungKeeper:
     """The driver's side of a trial (trial.Judge): keeps each rung, judges it, decides.
 
     `keep` puts the raw record on disk before anything judges it; `should_stop` is the search's
-    rung budget: a reason to stop, or None.
+    rung budget: from position, value and how far that may be off to a reason to stop, or None.
     """
 
     settings: StudySettings
     plans: Sequence[LoadPlan]
     keep: Callable[[RungRecord], None]
-    should_stop: Callable[[int, float], str | None]
+    should_stop: Callable[[int, float, float], str | None]
     on_judged: Callable[[RungResult], None]
     canary: CanaryKeeper | None = None
     rungs: list[RungResult] = field(default_factory=list)
@@ -99,15 +102,27 @@ class RungKeeper:
         self.rungs.append(result)
         self.on_judged(result)
         if self._is_objective(result) and not result.valid:
-            self.invalid = f"at concurrency {result.concurrency}: {'; '.join(result.reasons)}"
+            self.stopped = self._far_behind(rung, result)
+            if self.stopped is None:
+                self.invalid = f"at concurrency {result.concurrency}: {'; '.join(result.reasons)}"
             return False
         value = metric_value(result, self.settings.objectives[0].metric)
         if value is None or len(self.settings.objectives) > 1:
             return True
-        reason = self.should_stop(result.position, value)
+        reason = self.should_stop(result.position, value, 0.0)
         is_last = result.position == len(self.plans) - 1
         self.stopped = None if is_last else reason
         return self.stopped is None
+
+    def _far_behind(self, rung: RungRecord, result: RungResult) -> str | None:
+        """Why a rung that only drifts too much need not be measured again; None: it must."""
+        value = metric_value(result, self.settings.objectives[0].metric)
+        is_drift_alone = len(result.reasons) == 1 and any(
+            not load.is_steady for load in rung.counted
+        )
+        if value is None or not is_drift_alone or len(self.settings.objectives) > 1:
+            return None
+        return self.should_stop(result.position, value, DRIFTING)
 
     @property
     def is_decided(self) -> bool:

@@ -8,6 +8,9 @@ behind: worse than the best value seen at that rung by more than a fifth. It is 
 - as a baseline or a re-measurement (the table wants all their rungs),
 - before four trials have shown what there is to be compared with,
 - against a trial that misses a latency limit (slower may be what keeps the limit).
+
+A rate that still drifted is no measurement, but may say enough: where even a rate better by `doubt`
+would be clearly behind, the setting is not tried again.
 """
 
 from __future__ import annotations
@@ -29,8 +32,12 @@ def reason_to_stop(
     objectives: Sequence[Objective],
     position: int,
     value: float,
+    doubt: float = 0.0,
 ) -> str | None:
-    """Why the trial is not worth its other rungs; None: go on."""
+    """Why the trial is not worth its other rungs; None: go on.
+
+    `doubt` is how far the value may be off, relative.
+    """
     if len(objectives) > 1 or position != OBJECTIVE_POSITION:
         return None
     if trial.name is not None or not trial.is_search:
@@ -42,11 +49,14 @@ def reason_to_stop(
     objective = objectives[0]
     sign = 1 if objective.direction is Direction.MAXIMIZE else -1
     best_value, best = max(fair, key=lambda pair: sign * pair[0])
-    if sign * (best_value - value) <= BEHIND * abs(best_value):
+    hoped = value + sign * doubt * abs(value)
+    if sign * (best_value - hoped) <= BEHIND * abs(best_value):
         return None
+    drifting = ", drifting, still" if doubt else ""
+    where = f"{value:.4g} at concurrency {objective.concurrency:g}{drifting}"
     return (
-        f"{objective.metric} {value:.4g} at concurrency {objective.concurrency:g} is more than "
-        f"{BEHIND:.0%} behind {best_value:.4g}, the best so far (trial {best.number})"
+        f"{objective.metric} {where} is more than {BEHIND:.0%} behind {best_value:.4g}, "
+        f"the best so far (trial {best.number})"
     )
 
 

@@ -74,11 +74,13 @@ class Search:
             self._storage.report(number, position, value)
             self._refresh(number)
 
-    def should_stop(self, number: int, position: int, value: float) -> str | None:
+    def should_stop(
+        self, number: int, position: int, value: float, doubt: float = 0.0
+    ) -> str | None:
         """Why a trial is not worth its other rungs, None to go on (the rule: budget.py)."""
         check_finite([value], f"trial {number}, rung {position}")
         return reason_to_stop(
-            self._trials[number], self._history, self._settings.objectives, position, value
+            self._trials[number], self._history, self._settings.objectives, position, value, doubt
         )
 
     def settle(self, result: TrialResult) -> TrialResult:

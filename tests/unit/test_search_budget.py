@@ -58,6 +58,19 @@ def test_smaller_is_better_when_minimized(value: float, stops: bool) -> None:
     assert (stop(value, objective=DELAY) is not None) is stops
 
 
+@pytest.mark.parametrize(
+    ("objective", "value", "stops"),
+    [(SPEED, 61.0, True), (SPEED, 62.0, False), (DELAY, 103.0, True), (DELAY, 102.0, False)],
+)
+def test_a_value_in_doubt_is_taken_at_its_best(
+    objective: Objective, value: float, stops: bool
+) -> None:
+    """61 x 1.3 is below 80, 103 x 0.7 is above 72."""
+    reason = reason_to_stop(TRIAL, HISTORY, [objective], 0, value, doubt=0.3)
+    assert (reason is not None) is stops
+    assert reason is None or "drifting, still" in reason
+
+
 def test_trial_is_stopped_only_at_the_rung_of_the_objective() -> None:
     assert stop(1.0, position=1) is None
 

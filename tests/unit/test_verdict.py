@@ -23,7 +23,7 @@ from runner.trial import (
     RungResult,
     Stage,
 )
-from runner.verdict import CanaryKeeper, RungKeeper, TrialIdentity, conclude
+from runner.verdict import DRIFTING, CanaryKeeper, RungKeeper, TrialIdentity, conclude
 from tests.studies import study
 
 IDENTITY = TrialIdentity(7, None, {"pp_size": 8}, "abc", None, None)
@@ -59,7 +59,7 @@ class Driver:
     def __init__(self, settings: StudySettings, reason: str | None = None) -> None:
         self.kept: list[RungRecord] = []
         self.judged: list[RungResult] = []
-        self.asked: list[tuple[int, float]] = []
+        self.asked: list[tuple[int, float, float]] = []
         self.reason = reason
         self.keeper = RungKeeper(
             settings=settings,
@@ -69,8 +69,8 @@ class Driver:
             on_judged=self.judged.append,
         )
 
-    def should_stop(self, position: int, value: float) -> str | None:
-        self.asked.append((position, value))
+    def should_stop(self, position: int, value: float, doubt: float) -> str | None:
+        self.asked.append((position, value, doubt))
         return self.reason
 
     def measure(self, *, wanted: int = 32) -> list[bool]:
@@ -115,6 +115,33 @@ def test_a_reason_to_stop_prunes_it_and_its_value_stays() -> None:
 
     assert (result.outcome, result.reason) == (Outcome.PRUNED, "clearly behind")
     assert result.values == pytest.approx([320.0])
+
+
+def drifting(rung: RungRecord) -> RungRecord:
+    return replace(rung, loads=tuple(replace(load, is_steady=False) for load in rung.loads))
+
+
+def test_a_drifting_rung_that_is_far_behind_all_the_same_is_not_tried_again() -> None:
+    driver = Driver(study(), reason="still far behind")
+    assert not driver.keeper.go_on(drifting(record(driver.keeper.plans[0], 0)))
+    assert driver.asked == [(0, pytest.approx(320.0), DRIFTING)]
+    result = conclude(IDENTITY, replace(MEASURED, stopped_early=True), driver.keeper, launch=3)
+    assert (result.outcome, result.reason) == (Outcome.PRUNED, "still far behind")
+    assert "not steady" in result.rungs[0].reasons[0]
+
+
+def test_a_drifting_rung_that_may_be_good_is_invalid() -> None:
+    driver = Driver(study())
+    assert not driver.keeper.go_on(drifting(record(driver.keeper.plans[0], 0)))
+    result = conclude(IDENTITY, MEASURED, driver.keeper, launch=3)
+    assert result.outcome is Outcome.INVALID
+
+
+def test_a_rung_that_is_unfair_for_another_reason_too_is_not_judged_by_its_value() -> None:
+    driver = Driver(study(), reason="still far behind")
+    assert not driver.keeper.go_on(drifting(record(driver.keeper.plans[0], 0, wanted=33)))
+    assert driver.asked == []
+    assert conclude(IDENTITY, MEASURED, driver.keeper, launch=3).outcome is Outcome.INVALID
 
 
 def test_a_reason_at_the_last_rung_comes_too_late_to_prune() -> None:
