@@ -57,6 +57,8 @@ class Evidence:
     kv_usage_max: float | None = None
     retractions: int | None = None
     schedulers: int = 0
+    pauses: int | None = None
+    paused_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -187,7 +187,8 @@ class BatchSample:
 
     A line of its log tells of one micro-batch: its requests (`running`), how many wait for any
     (`waiting`), whether it ran in a CUDA graph, and the share of the KV cache in use; or it tells
-    how many requests lost their place (`retracted`). The counters hold all decode passes since the
+    how many requests lost their place (`retracted`), or for how long a process of the server
+    stopped to collect its garbage (`paused_s`). The counters hold all decode passes since the
     server's start. A server has one scheduler for each `dp_rank`.
     """
 
@@ -201,6 +202,7 @@ class BatchSample:
     retracted: int | None = None
     graph_passes: int | None = None
     eager_passes: int | None = None
+    paused_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

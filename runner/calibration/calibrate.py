@@ -3,9 +3,8 @@
 The closed form is fitted, times what the simulation gives over it: found at the starting profile,
 and again at each fit, until that changes no more. What the data cannot tell goes back to its start
 exactly, and the rest is fitted once more. Errors before and after are those of the simulation, as
-`runner predict` has
-them; those of settings that were left out are of the closed form times the last ratios, at fits
-that did not see these settings.
+`runner predict` has them; those of settings that were left out are of the closed form times the
+last ratios, at fits that did not see these settings.
 """
 
 from __future__ import annotations

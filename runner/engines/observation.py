@@ -8,11 +8,16 @@ from runner.launch import as_int
 from runner.trial import Params
 
 LEAST_INTERVAL = 16
+LEAST_PAUSE_S = 0.05  # a stop for garbage collection that is worth a line in the log
 
 
 def observation_args(server_args: Params) -> Params:
     """Parameters that a server gets besides its own, as far as its own do not say them."""
-    watching = {"enable_metrics": True, "decode_log_interval": decode_log_interval(server_args)}
+    watching: Params = {
+        "enable_metrics": True,
+        "decode_log_interval": decode_log_interval(server_args),
+        "gc_warning_threshold_secs": LEAST_PAUSE_S,
+    }
     return {name: value for name, value in watching.items() if name not in server_args}
 
 

@@ -66,10 +66,10 @@ def power_words(ranking: Ranking, idle: Sequence[IdleGpu]) -> Iterator[str]:
     if not idle:
         return
     facts = power_facts(ranking, idle)
-    which = "GPU" if facts.gpus == 1 else f"{facts.gpus} GPUs"
+    which, whose = ("GPU", "its") if facts.gpus == 1 else (f"{facts.gpus} GPUs", "their")
     limit = f"limit {_watts(facts.limit_w)}"
     if facts.share is not None:
-        limit = f"{facts.share:.0%} of their limit of {_watts(facts.limit_w)}"
+        limit = f"{facts.share:.0%} of {whose} limit of {_watts(facts.limit_w)}"
     if ranking.best is None:
         yield f"Power of the {which}: idle {_watts(facts.idle_w)}, {limit}."
     else:

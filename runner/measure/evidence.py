@@ -12,6 +12,8 @@ queue_mean    requests that waited: the mean over the lines of a scheduler, summ
 queue_max     the most in one line of each scheduler, summed over schedulers
 kv_usage_max  the largest share of the KV cache in use that a line tells
 retractions   requests that lost their place because the KV cache was full
+pauses        how often a process of a server stopped to collect its garbage (Python's full
+              collections; SGLang tells of them on demand), and paused_s for how long in all
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ def evidence_of(samples: Sequence[BatchSample], windows: Sequence[Span]) -> Evid
     running = [sample.running for sample in lines if sample.running is not None]
     usages = [sample.kv_usage for sample in lines if sample.kv_usage is not None]
     retracted = [sample.retracted for sample in inside if sample.retracted is not None]
+    pauses_s = [sample.paused_s for sample in inside if sample.paused_s is not None]
     queues = [
         [sample.waiting for sample in taken if sample.waiting is not None]
         for taken in by_scheduler(lines).values()
@@ -53,6 +56,8 @@ def evidence_of(samples: Sequence[BatchSample], windows: Sequence[Span]) -> Evid
         kv_usage_max=max(usages, default=None),
         retractions=sum(retracted) if lines or retracted else None,
         schedulers=len(by_scheduler(inside)),
+        pauses=len(pauses_s) if lines or pauses_s else None,
+        paused_s=math.fsum(pauses_s) if lines or pauses_s else None,
     )
 
 

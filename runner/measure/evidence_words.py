@@ -1,4 +1,4 @@
-"""What the evidence of a rung means for a user: few passes in a graph, a queue, retractions. Pure.
+"""What the evidence of a rung means for a user: few graphs, a queue, retractions, stops. Pure.
 
 The client's count of requests in flight tells whether the servers could hold them all.
 """
@@ -17,6 +17,9 @@ FULL_SHARE = 0.9
 LEAST_QUEUE, LEAST_QUEUE_SHARE = 1.0, 0.05
 """A queue this long and this large a share of the requests in flight is more than new arrivals."""
 
+LEAST_PAUSED_SHARE = 0.01
+"""Stops that take less of the windows change no throughput."""
+
 
 class FindingKind(StrEnum):
     """What is found, in the words that begin its sentence."""
@@ -24,6 +27,7 @@ class FindingKind(StrEnum):
     GRAPHS = "CUDA graphs are on, but many decode passes ran without"
     QUEUE = "Requests waited in the servers' queue"
     RETRACTIONS = "The KV cache was full, so that requests lost their place and waited again"
+    PAUSES = "Servers stopped to collect garbage; POST /freeze_gc once they have warmed up ends it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,7 @@ def findings(result: TrialResult) -> Iterator[Finding]:
         yield from _graph_finding(result.resolved, rung)
         yield from _queue_finding(result.resolved, rung)
         yield from _retraction_finding(rung)
+        yield from _pause_finding(rung)
 
 
 def evidence_words(rung: RungResult) -> str:
@@ -89,6 +94,15 @@ def _retraction_finding(rung: RungResult) -> Iterator[Finding]:
     if count:
         words = f"{count} of them" if count > 1 else "one of them"
         yield Finding(FindingKind.RETRACTIONS, rung.concurrency, count, words)
+
+
+def _pause_finding(rung: RungResult) -> Iterator[Finding]:
+    told, window_s = rung.evidence, rung.window_s
+    if not told.pauses or not told.paused_s or told.paused_s < LEAST_PAUSED_SHARE * window_s:
+        return
+    times = "once" if told.pauses == 1 else f"{told.pauses} times"
+    words = f"{times}, {told.paused_s:.2g} s of {window_s:.3g} s"
+    yield Finding(FindingKind.PAUSES, rung.concurrency, told.paused_s / window_s, words)
 
 
 def _room_words(resolved: Params, rung: RungResult) -> str:

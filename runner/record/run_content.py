@@ -59,6 +59,8 @@ EVIDENCE_METRICS = (
     "queue_max",
     "kv_usage_max",
     "retractions",
+    "pauses",
+    "paused_s",
 )
 LATENCIES = ("ttft_s", "tpot_s", "itl_s", "e2e_s")
 PERCENTILES = ("mean", "p50", "p90", "p99")

@@ -270,6 +270,7 @@ def _batch_schema() -> Any:  # noqa: ANN401 - pyarrow ships no types
             ("retracted", pa.int32()),
             ("graph_passes", pa.int64()),
             ("eager_passes", pa.int64()),
+            ("paused_s", pa.float64()),
             (RUNG, pa.int32()),
         ]
     )

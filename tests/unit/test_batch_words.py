@@ -7,6 +7,7 @@ import pytest
 from runner.engines.sglang.batch_words import (
     DecodeWords,
     Leaders,
+    PauseWords,
     Rank,
     RetractWords,
     read_line,
@@ -32,10 +33,18 @@ RETRACT = (
     "#aborted_retracted_reqs: 0, #new_token_ratio: 0.4 -> 0.9"
 )
 
+PAUSE = (
+    "[2026-11-30 05:08:57] LONG GARBAGE COLLECTION DETECTED | Generation 2 | Duration: 0.4545s | "
+    "# Objects: gen0=5, gen1=0, gen2=786720 | This may cause latency jitter. Consider calling the "
+    "freeze_gc API after sending a few warmup requests."
+)
+
 
 @pytest.mark.parametrize(
     ("text", "rank", "words"),
     [
+        (PAUSE, Rank(0, 0), PauseWords(0.4545)),
+        (PAUSE.replace("57]", "57 DP1 TP2]"), Rank(1, 2), PauseWords(0.4545)),
         (H200, Rank(0, 0), DecodeWords(12, 3, True, 0.07)),
         (CPU_PP2, Rank(0, 0), DecodeWords(1, 0, False, 0.01)),
         (CPU_PP2.replace("PP0", "PP0 TP3"), Rank(0, 3), DecodeWords(1, 0, False, 0.01)),

@@ -72,7 +72,9 @@ def test_queues_of_servers_add_up_and_their_batches_do_not() -> None:
 
 def test_lines_that_leave_something_out_say_nothing_of_it() -> None:
     bare = BatchSample(11.0, 0, running=3)
-    assert evidence(bare) == Evidence(batch_mean=3.0, batch_max=3, retractions=0, schedulers=1)
+    assert evidence(bare) == Evidence(
+        batch_mean=3.0, batch_max=3, retractions=0, schedulers=1, pauses=0, paused_s=0.0
+    )
 
 
 def test_the_largest_use_of_the_cache_and_every_retraction() -> None:
@@ -87,6 +89,21 @@ def test_the_largest_use_of_the_cache_and_every_retraction() -> None:
 def test_retractions_are_unknown_where_nothing_is_said() -> None:
     assert evidence(counters(10, 0, 0), counters(20, 5, 5)).retractions is None
     assert evidence(BatchSample(12.5, 0, retracted=3)).retractions == 3
+
+
+def test_stops_of_all_servers_add_up() -> None:
+    told = evidence(
+        *(
+            line(11),
+            line(12),
+            BatchSample(12.5, 0, paused_s=0.45),
+            BatchSample(13, 1, paused_s=0.4),
+        ),
+        BatchSample(21, 0, paused_s=0.5),
+    )
+    assert told.pauses == 2
+    assert told.paused_s == pytest.approx(0.85)
+    assert (evidence(line(11)).pauses, evidence(line(11)).paused_s) == (0, 0.0)
 
 
 def test_counters_decide_the_share_of_graphs() -> None:
@@ -150,7 +167,7 @@ def test_a_rung_is_judged_with_its_evidence_in_the_windows_that_count() -> None:
     load = LoadRun((), 0.0, *WINDOW, is_steady=True, client=ClientHealth(0.1, 0.0))
     rung = RungRecord(0, 32, (load,), (), (line(5, 99), line(15, 8, 3), line(21, 99)))
     assert judge_rung(rung, ()).evidence == Evidence(
-        1.0, 8.0, 8, 3.0, 3, None, retractions=0, schedulers=1
+        1.0, 8.0, 8, 3.0, 3, None, retractions=0, schedulers=1, pauses=0, paused_s=0.0
     )
 
 
@@ -214,6 +231,18 @@ def test_retractions_are_found() -> None:
     assert found(Evidence(retractions=0), {}) == []
     assert found(Evidence(retractions=1), {}) == [(FindingKind.RETRACTIONS, "one of them")]
     assert found(Evidence(retractions=30), {}) == [(FindingKind.RETRACTIONS, "30 of them")]
+
+
+def test_stops_are_found_where_they_take_a_share_of_the_windows() -> None:
+    """Windows of a second or so, as the samples have."""
+    window_s = make_rung(32, 1.0).window_s
+    long = Evidence(pauses=2, paused_s=0.1 * window_s)
+    ((kind, words),) = found(long, {})
+    assert kind is FindingKind.PAUSES
+    assert words.startswith("2 times, ")
+    assert "freeze_gc" in kind
+    assert found(Evidence(pauses=1, paused_s=0.001 * window_s), {}) == []
+    assert found(Evidence(pauses=0, paused_s=0.0), {}) == []
 
 
 def test_a_rungs_evidence_in_words() -> None:

@@ -22,5 +22,10 @@ def test_the_interval_is_a_prime_above_the_number_of_slots(args: Params, interva
 
 
 def test_what_the_study_says_itself_is_not_said_again() -> None:
-    assert observation_args({}) == {"enable_metrics": True, "decode_log_interval": 17}
-    assert observation_args({"enable_metrics": False, "decode_log_interval": 1}) == {}
+    assert observation_args({}) == {
+        "enable_metrics": True,
+        "decode_log_interval": 17,
+        "gc_warning_threshold_secs": 0.05,
+    }
+    own = {"enable_metrics": False, "decode_log_interval": 1, "gc_warning_threshold_secs": 1.0}
+    assert observation_args(own) == {}

@@ -132,6 +132,7 @@ REALS: Mapping[str, float | None] = {
     "swa_full_tokens_ratio": 0.8,
     "mamba_full_memory_ratio": 0.9,
     "watchdog_timeout": 300,
+    "gc_warning_threshold_secs": 0.0,
     "soft_watchdog_timeout": None,
     "hicache_ratio": 2.0,
     "tbo_token_distribution_threshold": 0.48,

@@ -12,6 +12,7 @@ from runner.clock import Clock
 from runner.engines.sglang.batch_words import (
     DecodeWords,
     Leaders,
+    PauseWords,
     RetractWords,
     read_line,
     read_passes,
@@ -97,6 +98,8 @@ class BatchWatch:
                     )
                 case RetractWords(retracted):
                     sample = BatchSample(now_s, self._replica, rank.dp, retracted=retracted)
+                case PauseWords(paused_s):
+                    sample = BatchSample(now_s, self._replica, rank.dp, paused_s=paused_s)
             self._samples.append(sample)
 
     def _read_counters(self) -> None:

@@ -14,7 +14,9 @@ _RANK = re.compile(r"([A-Z_]+)(\d+)")
 _PASSES = re.compile(r"^sglang[:_]cuda_graph_passes(?:_total)?\{(?P<labels>.*)\} (?P<value>\S+)")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _RETRACTED = re.compile(r"\bRetract requests\..*?#retracted_reqs: (\d+)")
+_PAUSE = re.compile(r"^LONG GARBAGE COLLECTION DETECTED \|.*?\bDuration: (\d+(?:\.\d+)?)s\b")
 _DECODE = "Decode batch"
+_MARKS = (_DECODE, "Retract requests", "LONG GARBAGE")
 _EAGER_MODES = ("none", "eager")
 
 
@@ -43,6 +45,13 @@ class RetractWords:
     retracted: int
 
 
+@dataclass(frozen=True, slots=True)
+class PauseWords:
+    """One process of the server stopped for so long, to collect its garbage."""
+
+    paused_s: float
+
+
 class Leaders:
     """Which rank speaks for each data-parallel rank, learned from who speaks at all."""
 
@@ -56,9 +65,9 @@ class Leaders:
         return rank.tp == first
 
 
-def read_line(line: str) -> tuple[Rank, DecodeWords | RetractWords] | None:
+def read_line(line: str) -> tuple[Rank, DecodeWords | RetractWords | PauseWords] | None:
     """Who says what in a line of stage 0; None for a line that is about something else."""
-    if _DECODE not in line and "Retract requests" not in line:
+    if not any(mark in line for mark in _MARKS):
         return None
     found = _LINE.match(line)
     if found is None:
@@ -66,8 +75,7 @@ def read_line(line: str) -> tuple[Rank, DecodeWords | RetractWords] | None:
     named = {name: int(number) for name, number in _RANK.findall(found["rank"])}
     if named.get("PP", 0) != 0:
         return None
-    text = found["text"]
-    words = _decode_words(text) if text.startswith(_DECODE) else _retract_words(text)
+    words = _words(found["text"])
     return None if words is None else (Rank(named.get("DP", 0), named.get("TP", 0)), words)
 
 
@@ -93,6 +101,13 @@ def read_passes(text: str) -> dict[int, tuple[int, int]]:
         counted[rank] = graph, eager
     last_first = sorted(counted, key=lambda rank: rank.tp, reverse=True)
     return {rank.dp: counted[rank] for rank in last_first}
+
+
+def _words(text: str) -> DecodeWords | RetractWords | PauseWords | None:
+    if text.startswith(_DECODE):
+        return _decode_words(text)
+    pause = _PAUSE.match(text)
+    return _retract_words(text) if pause is None else PauseWords(float(pause[1]))
 
 
 def _decode_words(text: str) -> DecodeWords | None:

@@ -20,7 +20,8 @@ OF_ONE_START = frozenset(
         *("max_total_num_tokens", "max_req_input_len", "api_key", "admin_api_key", "ssl_keyfile"),
         *("log_level", "log_level_http", "log_requests", "log_requests_level", "show_time_cost"),
         *("log_requests_format", "log_requests_target", "crash_dump_folder", "file_storage_path"),
-        *("decode_log_interval", "uvicorn_access_log_exclude_prefixes"),
+        *("decode_log_interval", "gc_warning_threshold_secs"),
+        "uvicorn_access_log_exclude_prefixes",
     )
 )
 """Addresses, pids, keys, seeds, times, readings of memory, and what is only logged."""
