@@ -8,6 +8,7 @@ of its own on the launch's clock, at which it starts however long the phases bef
 from __future__ import annotations
 
 import hashlib
+import random
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,6 +19,7 @@ from runner.engines.virtual_load import Engine, VirtualLoad
 from runner.engines.virtual_power import PERIOD_S, MeteredGpus, VirtualMeter
 from runner.errors import ConfigError, Infeasible
 from runner.launch import CAP, as_int
+from runner.machine.front import Front
 from runner.machine.profile import load_profile
 from runner.machine.shape import highest_live_cap, memory_used_bytes
 from runner.measure.evidence import near
@@ -159,7 +161,9 @@ class SimulatedServers:
         dp_rank, replica = divmod(place, self._replicas)
         interval = decode_log_interval(self._args)
         batches = VirtualBatches(replica, dp_rank, interval, self.resolved.max_total_tokens)
-        return Engine(pipeline, replica, batches)
+        # Phases have servers of their own here: each meets its front anywhere between two stops.
+        front = Front(self._profile.host, random.Random(seed).random())
+        return Engine(pipeline, replica, batches, front)
 
     def _resolved_params(self) -> Params:
         shape, resolved = self._shape, self.resolved

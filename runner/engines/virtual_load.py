@@ -7,12 +7,14 @@ of time on all engines: an engine first delivers the tokens of its last step, th
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 from runner.engines.virtual_batches import VirtualBatches
 from runner.load.ramp import Ramp
 from runner.load.workload import PlannedRequest, RequestSource, mean_tokens
+from runner.machine.front import Front
 from runner.machine.hardware import REQUEST_S
 from runner.measure.window import Counts, Window, WindowRule
 from runner.pipeline import Pipeline, PipelineRequest, Token
@@ -37,6 +39,7 @@ class Engine:
     pipeline: Pipeline
     replica: int
     batches: VirtualBatches
+    front: Front
 
 
 @dataclass(slots=True)
@@ -79,6 +82,7 @@ class VirtualLoad:
         self._next_tick_s = started_s
         self._flights: dict[str, _Flight] = {}
         self._due: list[tuple[Token, ...]] = [()] * len(engines)
+        self._held: list[deque[Token]] = [deque() for _ in engines]  # by a front that has stopped
         self._events_s = [math.inf] * len(engines)
         self._client_free_s = started_s
         self._arrivals = 0
@@ -176,28 +180,40 @@ class VirtualLoad:
             planned.output_tokens,
             cached_tokens,
         )
-        engine.pipeline.submit(request, send_s + REQUEST_S)
+        engine.pipeline.submit(request, engine.front.takes(send_s + REQUEST_S))
         self._schedule(place)
 
     def _schedule(self, place: int) -> None:
         """Note when an engine next has something to do."""
-        due = self._due[place]
+        due, held = self._due[place], self._held[place]
         next_s = due[0].time_s if due else self._engines[place].pipeline.next_step_s()
-        self._events_s[place] = math.inf if next_s is None else next_s
+        next_s = math.inf if next_s is None else next_s
+        self._events_s[place] = min(next_s, held[0].time_s) if held else next_s
 
     def _advance(self, place: int, now_s: float) -> Window | None:
-        due = self._due[place]
-        if due:
+        due, held = self._due[place], self._held[place]
+        window = None
+        if held and held[0].time_s <= now_s:
+            self._held[place] = deque()
+            window = self._deliver(tuple(held), now_s)
+        elif due:
             self._due[place] = ()
             window = self._deliver(due, now_s)
         else:
-            window = None
-            engine = self._engines[place]
-            step = engine.pipeline.step()
-            engine.batches.note(step.batches, engine.pipeline.retractions)
-            self._due[place] = step.tokens
+            self._step(place)
         self._schedule(place)
         return window
+
+    def _step(self, place: int) -> None:
+        """One iteration of an engine; tokens that its front holds back leave when it goes on."""
+        engine = self._engines[place]
+        step = engine.pipeline.step()
+        engine.batches.note(step.batches, engine.pipeline.retractions)
+        tokens = tuple(engine.front.passes(step.tokens))
+        if tokens and tokens[-1].time_s > step.tokens[-1].time_s:
+            self._held[place] += tokens
+        else:
+            self._due[place] = tokens
 
     def _deliver(self, tokens: tuple[Token, ...], now_s: float) -> Window | None:
         flights = self._flights

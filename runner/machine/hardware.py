@@ -95,7 +95,8 @@ class HostCosts:
     `is_overlapped`: a result is handled once the next batch is launched (SGLang's overlap
     schedule, without stages only); this shows in the time to first token. A request takes
     `http_s` through HTTP and the tokenizer process and back, which take in one request after
-    another, `accept_s` each: a burst trickles in.
+    another, `accept_s` each: a burst trickles in. That process stops for `pause_s` each time that
+    `pause_tokens` output tokens have passed it (machine/front.py); 0: never.
     """
 
     schedule_s: float
@@ -109,6 +110,8 @@ class HostCosts:
     is_overlapped: bool = False
     http_s: float = 0.0
     accept_s: float = 0.0
+    pause_s: float = 0.0
+    pause_tokens: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from runner.clock import Clock
 from runner.engines.emulator.lateness import Lateness
 from runner.engines.emulator.pace import Pace
 from runner.engines.emulator.serving import Demand, Serving
+from runner.machine.front import Front
 from runner.machine.profile import load_profile
 from runner.pipeline import BatchReport, Pipeline, ServerShape, Step
 
@@ -52,7 +53,8 @@ class Bench:
         self.lines: list[str] = []
         pipeline = Pipeline(load_profile("cpu-blocking-pp2"), SHAPE, 1, self.clock.now_s())
         lateness = Lateness(SCALE, self.lines.append)
-        self.serving = Serving(pipeline, self.clock, self.batches.append, lateness)
+        front = Front(load_profile("cpu-blocking-pp2").host)
+        self.serving = Serving(pipeline, self.clock, self.batches.append, lateness, front)
 
     def sink(self) -> Sink:
         return Sink(self.clock)

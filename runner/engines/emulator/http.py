@@ -190,6 +190,8 @@ class Control:
         return web.Response(status=200)
 
     async def freeze_gc(self, _: web.Request) -> web.Response:
+        for server in self._servers:
+            server.freeze_gc()
         return web.Response(text="Garbage collection frozen.\n")
 
     async def metrics(self, _: web.Request) -> web.Response:

@@ -18,6 +18,7 @@ from runner.engines.emulator.reply import Reply
 from runner.engines.emulator.serving import Demand, Serving
 from runner.engines.emulator.setup import ServerSetup
 from runner.engines.emulator.stats import Gauge, Stats
+from runner.machine.front import Front
 from runner.pipeline import BatchReport, Pipeline
 
 HEALTH_POLL_S = 1.0
@@ -79,7 +80,8 @@ class EmulatedServer:
         self.prefixes = PrefixCache(setup.token_capacity, is_enabled=setup.has_prefix_cache)
         self.cap = setup.resolved.pp_max_micro_batch_size
         lateness = Lateness(clock.scale, log.write)
-        self.serving = Serving(pipeline, clock, self._on_batch, lateness)
+        front = Front(setup.profile.host)
+        self.serving = Serving(pipeline, clock, self._on_batch, lateness, front, self._on_pause)
         self.faults = RequestFaults(setup.faults, self.hang)
         self._is_hung = False
         self._served: dict[str, _Served] = {}
@@ -99,6 +101,11 @@ class EmulatedServer:
     def date(self) -> float:
         """Unix time on a calendar that started with the server and runs at the emulated pace."""
         return self._epoch_offset_s + self.clock.now_s()
+
+    def freeze_gc(self) -> None:
+        """Leave the garbage of the HTTP process alone from now on."""
+        self.serving.front.freeze()
+        self.log.write("Freezing GC in Tokenizer Manager process.")
 
     def check_room(self, request_id: str) -> None:
         """Raise RequestRefused when the queue is full or the id is in use."""
@@ -299,6 +306,14 @@ class EmulatedServer:
         self.serving.abort(served.name)
         self.stats.aborted += 1
         served.reply.abort(self.clock.now_s())
+
+    def _on_pause(self, pause_s: float) -> None:
+        least_s = self.setup.args["gc_warning_threshold_secs"]
+        if isinstance(least_s, int | float) and 0.0 < least_s <= pause_s:
+            self.log.write(
+                f"LONG GARBAGE COLLECTION DETECTED | Generation 2 | Duration: {pause_s:.4f}s | "
+                "# Objects: gen0=0, gen1=0, gen2=0 | This may cause latency jitter."
+            )
 
     def _on_batch(self, batch: BatchReport) -> None:
         self._result_s = self.clock.now_s()

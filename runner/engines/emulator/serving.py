@@ -19,6 +19,7 @@ from runner.clock import Clock
 from runner.engines.emulator.alarm import Alarm
 from runner.engines.emulator.lateness import Lateness
 from runner.engines.emulator.pace import Pace
+from runner.machine.front import Front
 from runner.pipeline import BatchReport, Pipeline, PipelineRequest, Token
 
 STEPS_PER_TURN = 16  # then sockets get their turn
@@ -54,8 +55,12 @@ class Serving:
         clock: Clock,
         on_batch: Callable[[BatchReport], None],
         lateness: Lateness,
+        front: Front,
+        on_pause: Callable[[float], None] = lambda _: None,
     ) -> None:
         self.pipeline = pipeline
+        self.front = front
+        self._on_pause = on_pause
         self.pace = Pace()
         self._clock = clock
         self._on_batch = on_batch
@@ -86,7 +91,7 @@ class Serving:
             name, demand.prompt_tokens, demand.output_tokens, demand.cached_tokens
         )
         self._sinks[name] = sink
-        self.pipeline.submit(request, self._now_s())
+        self.pipeline.submit(request, self.front.takes(self._now_s()))
         self._wake()
         return name
 
@@ -132,7 +137,10 @@ class Serving:
 
     def _announce(self, tokens: tuple[Token, ...]) -> None:
         """Have what is due later made now: many tokens are due at one time."""
-        self._due.extend(tokens)
+        before = self.front.pauses
+        self._due.extend(self.front.passes(tokens))
+        if self.front.pauses > before:
+            self._on_pause(self.front.pause_s)
         sinks = self._sinks
         for token in tokens:
             sink = sinks.get(token.request_id)
