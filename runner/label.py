@@ -14,6 +14,7 @@ NUMBERS = {
     "mem_fraction_static": "mem",
 }
 WORDS = frozenset({"attention_backend"})
+ORDER = (*SIZES, *NUMBERS, "cuda_graph", *WORDS)
 
 
 def setting_label(params: Params) -> str:
@@ -21,7 +22,7 @@ def setting_label(params: Params) -> str:
 
     Where nothing else is left, one size is named: `tp1`, or `pp1` without a tp_size.
     """
-    ordered = [name for name in (*SIZES, *NUMBERS) if name in params]
+    ordered = [name for name in ORDER if name in params]
     ordered += [name for name in params if name not in ordered]
     words = [word for name in ordered if (word := _word(name, params[name]))]
     if words:

@@ -77,5 +77,5 @@ def words(streams: int, checks: Sequence[LoadCheck], problems: Sequence[str]) ->
     many = f" by each of {len(checks)} generators" if len(checks) > 1 else ""
     return (
         f"load generator: {what} need {share:.0%} of a core{many} ({cpu_us:.0f} us per token); "
-        f"it can serve at least about {most}"
+        f"it can serve at least about {most} such streams"
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import TextIO
 
 from rich.console import RenderableType
@@ -19,7 +19,9 @@ from runner.insight.forecast_view import not_modelled_words, show
 
 PADDING = (0, 2, 0, 0)
 WORST = 5
-LEAST_CHANGE = 0.01  # of a start cost; smaller ones are written, and not worth a word
+LEAST_CHANGE = 0.01  # of a start cost, of an error; smaller ones are not worth a word
+TOO_FAR = 0.2
+"""A profile whose throughput is further off foretells nothing."""
 NAMES: Mapping[Quantity, str] = {
     Quantity.THROUGHPUT: "throughput",
     Quantity.TTFT: "TTFT (mean)",
@@ -79,7 +81,9 @@ def print_calibration(calibration: Calibration, files: CalibrationFiles, stream:
     )
     parts: list[RenderableType] = [Text(title, style="bold"), _errors(calibration)]
     parts += [Text(words) for words in _notes(calibration)]
+    parts += [Text(words, style="yellow") for words in _warnings(calibration)]
     parts += [Text(), _parameters(calibration)]
+    parts += [Text(words) for words in _kept_words(calibration)]
     parts += [
         Text(f"Only known together, not one by one: {', '.join(group)}.", style="yellow")
         for group in calibration.together
@@ -142,18 +146,43 @@ def _parameters(calibration: Calibration) -> Table:
     table.add_column("parameter", no_wrap=True)
     for title in ("start", "fitted", "+-"):
         table.add_column(title, justify="right", no_wrap=True)
-    table.add_column("verdict")
+    table.add_column("verdict", no_wrap=True)
     for each in calibration.parameters:
-        is_known = each.verdict is not Verdict.NOT_IDENTIFIED
-        words = str(each.verdict) if each.reason is None else f"{each.verdict}: {each.reason}"
-        table.add_row(
-            each.parameter.name,
-            f"{each.parameter.start:.4g}",
-            f"{each.value:.4g}" if is_known else "kept",
-            f"{math.expm1(each.deviation):.0%}" if is_known else "-",
-            words,
-        )
+        if each.verdict is not Verdict.NOT_IDENTIFIED:
+            table.add_row(
+                each.parameter.name,
+                f"{each.parameter.start:.4g}",
+                f"{each.value:.4g}",
+                f"{math.expm1(each.deviation):.0%}",
+                str(each.verdict),
+            )
     return table
+
+
+def _kept_words(calibration: Calibration) -> Iterator[str]:
+    """What the verdicts mean, and what keeps its start, a line for each reason."""
+    yield "identified: the data leave less than half of what was uncertain before; partly: more."
+    by_reason: dict[str, list[str]] = {}
+    for each in calibration.parameters:
+        if each.verdict is Verdict.NOT_IDENTIFIED:
+            by_reason.setdefault(each.reason or "", []).append(each.parameter.name)
+    for reason, names in by_reason.items():
+        yield f"Not identified, kept as before ({reason}): {', '.join(names)}."
+
+
+def _warnings(calibration: Calibration) -> Iterator[str]:
+    """Where the fit is not to be trusted, or has made something worse."""
+    for each in calibration.errors:
+        off = each.after if each.left_out is None else each.left_out
+        if each.quantity is Quantity.THROUGHPUT and off > TOO_FAR:
+            yield (
+                f"The model does not explain these trials: throughput is {off:.0%} off after the "
+                "fit. Do not use this profile; the machine, or its emulation, did something that "
+                "the model does not know."
+            )
+    worse = [NAMES[e.quantity] for e in calibration.errors if e.after > e.before + LEAST_CHANGE]
+    if worse:
+        yield f"Further off than before, for the sake of the others: {', '.join(worse)}."
 
 
 def _start_words(calibration: Calibration) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from runner.insight.summary import counted
-from runner.search.history import PastTrial
-from runner.search.proposals import finalists, measured
+from runner.search.history import History, PastTrial
+from runner.search.proposals import finalists, is_tried_again, last_of_bad, measured, tries
 from runner.settings import StudySettings
 from runner.trial import TrialResult
 
@@ -16,18 +16,20 @@ from runner.trial import TrialResult
 class Progress:
     """Trials that count, of those wanted; re-measurements, of those that are due at the end.
 
-    As long as the search goes on, `again_wanted` is the most that there can be.
+    A re-measurement is done once it is not tried again. As long as the search goes on,
+    `again_wanted` is the most that there can be.
     """
 
     done: int
     wanted: int
+    again_begun: int
     again_done: int
     again_wanted: int
 
     @property
     def is_searching(self) -> bool:
         """Whether trials of the search are to come; a space may end before `wanted`."""
-        return self.done < self.wanted and self.again_done == 0
+        return self.done < self.wanted and self.again_begun == 0
 
     @property
     def measured(self) -> int:
@@ -52,28 +54,33 @@ class Progress:
 def progress_of(results: Sequence[TrialResult], settings: StudySettings) -> Progress:
     """How far a study with these results is."""
     done, wanted = counted(results), settings.search.trials
-    turns = sum(r.repeat_of is not None and r.retry_of is None for r in results)
+    history = [_past(result) for result in results]
+    turns = [trial for trial in history if not trial.is_search and trial.retry_of is None]
+    again = [trial for trial in last_of_bad(history) if is_tried_again(tries(history, trial))]
+    ended = len(turns) - sum(not trial.is_search for trial in again)
     most = settings.measure.finalists + len(settings.baselines)
-    due = most if done < wanted and turns == 0 else _due(results, settings)
-    return Progress(done, wanted, turns, settings.measure.repeats * due)
+    due = most if done < wanted and not turns else _due(history, settings)
+    return Progress(done, wanted, len(turns), ended, settings.measure.repeats * due)
 
 
-def _due(results: Sequence[TrialResult], settings: StudySettings) -> int:
+def _past(result: TrialResult) -> PastTrial:
+    """What the search knows of a trial that ended."""
+    return PastTrial(
+        number=result.number,
+        params=result.params,
+        spec_hash=result.spec_hash,
+        outcome=result.outcome,
+        name=result.name,
+        retry_of=result.retry_of,
+        repeat_of=result.repeat_of,
+        values=result.values,
+        constraints={str(at): excess for at, excess in enumerate(result.constraints)},
+        shares=result.shares,
+    )
+
+
+def _due(history: History, settings: StudySettings) -> int:
     """How many settings are measured again: the finalists and the baselines that have values."""
-    history = [
-        PastTrial(
-            number=result.number,
-            params=result.params,
-            spec_hash=result.spec_hash,
-            outcome=result.outcome,
-            name=result.name,
-            repeat_of=result.repeat_of,
-            values=result.values,
-            constraints={str(at): excess for at, excess in enumerate(result.constraints)},
-            shares=result.shares,
-        )
-        for result in results
-    ]
     best = finalists(history, settings.objectives, settings.measure.finalists)
     named = [trial for trial in measured(history) if trial.name]
     return len({trial.number for trial in (*best, *named)})

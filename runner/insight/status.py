@@ -67,7 +67,7 @@ def print_status(document: Mapping[str, Any], far: str, best: str | None, stream
     lines = [f"{document['name']}: {document['state']}, {far}"]
     lines += [", ".join(parts)] if parts else []
     if any(counts[word] for word in AGAIN):
-        lines.append(f"({', '.join(AGAIN)}: measured again, not counted)")
+        lines.append(f"({', '.join(AGAIN)}: do not count; most are tried again)")
     if best is not None:
         lines.append(f"best {best}")
     if document["eta_s"]:

@@ -223,6 +223,17 @@ def clean(trials: tuple[TrialResult, ...]) -> Calibration:
     return calibrated(trials)
 
 
+def test_a_fit_that_explains_nothing_or_spoils_something_says_so(
+    clean: Calibration, tmp_path: Path
+) -> None:
+    bad = tuple(replace(each, before=0.1, after=0.3, left_out=0.9) for each in clean.errors)
+    stream = io.StringIO()
+    print_calibration(replace(clean, errors=bad), CalibrationFiles(tmp_path), stream)
+    told = " ".join(stream.getvalue().split())
+    assert "throughput is 90% off after the fit. Do not use this profile" in told
+    assert "Further off than before, for the sake of the others: throughput, TTFT (mean)" in told
+
+
 def test_a_person_reads_what_was_found(clean: Calibration, tmp_path: Path) -> None:
     stream = io.StringIO()
     print_calibration(clean, CalibrationFiles(tmp_path), stream)
@@ -230,7 +241,7 @@ def test_a_person_reads_what_was_found(clean: Calibration, tmp_path: Path) -> No
     for words in (
         "mean error",
         "left out",
-        "not identified: no tensor parallelism",
+        "Not identified, kept as before (no tensor parallelism",
         "The worst points",
         f"runner plan STUDY.yaml --set engine.profile={tmp_path / 'profile.yaml'}",
     ):

@@ -19,6 +19,7 @@ from tests.samples import PARAMS
         ({"schedule_policy": "lpm", "enable_x": True}, "schedule_policy=lpm enable_x=true"),
         ({"tp_size": 1, "pp_size": 1}, "tp1"),
         ({"pp_size": 1}, "pp1"),
+        ({"attention_backend": "fa3", "x": 2, "cuda_graph": True}, "graph fa3 x=2"),
         ({}, "defaults"),
     ],
 )

@@ -76,7 +76,7 @@ def test_a_generator_that_keeps_up_is_told_in_one_line_and_kept(store: StudyStor
     (note,) = machine.notes
     assert note == (
         "load generator: 4 streams of a token per 20 ms need 2% of a core (10 us per token); "
-        "it can serve at least about 1800"
+        "it can serve at least about 1800 such streams"
     )
     kept = read_json(store.machine_folder / FILE, "")
     assert (kept["streams"], kept["passed"], kept["problems"]) == (4, True, [])
@@ -137,7 +137,7 @@ def test_several_generators_add_up(store: StudyStore) -> None:
     (note,) = machine.notes
     assert note == (
         "load generator: 4 streams of a token per 20 ms need 30% of a core by each of 2 generators "
-        "(20 us per token); it can serve at least about 2700"
+        "(20 us per token); it can serve at least about 2700 such streams"
     )
 
 

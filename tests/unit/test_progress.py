@@ -18,17 +18,19 @@ SEARCHED = [
 
 def test_while_the_search_goes_on_the_most_is_expected_of_re_measurements() -> None:
     progress = progress_of(SEARCHED[:3], STUDY)
-    assert progress == Progress(done=3, wanted=4, again_done=0, again_wanted=4)
+    assert progress == Progress(done=3, wanted=4, again_begun=0, again_done=0, again_wanted=4)
     assert (progress.measured, progress.left) == (3, 1 + 4)
     assert progress.words == "3 of 4 trials done"
 
 
 def test_after_the_search_the_finalists_and_the_baselines_are_measured_again() -> None:
     """Three complete ones: all are finalists, the baseline too."""
-    again = [make_result(5, 99.0, repeat_of=1), make_result(6, None, repeat_of=0)]
+    first, bad = make_result(5, 99.0, repeat_of=1), make_result(6, None, repeat_of=0)
+    progress = progress_of([*SEARCHED, first, bad], STUDY)
+    assert progress.words == "4 of 4 trials done, 1 of 3 measured again"  # #6 is tried again
     retried = make_result(7, 91.0, repeat_of=0, retry_of=6)
-    progress = progress_of([*SEARCHED, *again, retried], STUDY)
-    assert progress == Progress(done=4, wanted=4, again_done=2, again_wanted=3)
+    progress = progress_of([*SEARCHED, first, bad, retried], STUDY)
+    assert progress == Progress(done=4, wanted=4, again_begun=2, again_done=2, again_wanted=3)
     assert progress.left == 1
     assert progress.words == "4 of 4 trials done, 2 of 3 measured again"
 
