@@ -85,25 +85,39 @@ def plan_launch(settings: StudySettings, params: Params, *, is_repeat: bool = Fa
     pp_size = as_int(args.get("pp_size", 1))
     is_baseline = any(baseline.params == params for baseline in settings.baselines)
     live: dict[str, ParamValue] = {}
-    live_names: set[str] = set()
+    names: set[str] = set()
     if CAP in args:
         if not is_baseline:
             args |= _room(settings, args, pp_size)
         limit = as_int(args.get(MAX_RUNNING, 0)) // pp_size
         if not is_repeat and 1 <= as_int(args[CAP]) <= limit:
             live[CAP] = args.pop(CAP)
-            live_names.add(CAP)
-    elif pp_size == 1 and MAX_RUNNING in params and not is_repeat and not is_baseline:
+            names.add(CAP)
+    elif MAX_RUNNING in params and _is_one_queue(args) and not is_repeat and not is_baseline:
         highest = highest_of(settings, MAX_RUNNING)
         asked = as_int(args[MAX_RUNNING])
         if highest is not None and 1 <= asked <= highest:
-            live_names.add(MAX_RUNNING)
+            names.add(MAX_RUNNING)
             args[MAX_RUNNING] = highest
-            live = {CAP: asked} if asked < highest else {}
+            live = {MAX_RUNNING: asked} if asked < highest else {}
     replicas = hardware.nodes * (hardware.gpus // world)
-    return LaunchPlan(
-        launch_key(args, replicas), args, live, replicas, world, frozenset(live_names)
-    )
+    key = launch_key(args, replicas)
+    return LaunchPlan(key, args, live, replicas, world, frozenset(names))
+
+
+def live_cap(live: Params, own: int) -> int:
+    """The cap to set on servers whose own one is `own`.
+
+    max_running_requests is clipped to what they hold, as SGLang clips the flag; a cap is not.
+    """
+    if MAX_RUNNING in live:
+        return min(as_int(live[MAX_RUNNING]), own)
+    return as_int(live.get(CAP, own))
+
+
+def _is_one_queue(args: Params) -> bool:
+    """Whether all that a server runs is in one batch: no stages, no attention data parallelism."""
+    return all(as_int(args.get(name, 1)) == 1 for name in ("pp_size", "attn_dp_size"))
 
 
 def launch_key(args: Params, replicas: int) -> str:

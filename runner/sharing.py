@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass
 
 from runner.engines.sglang.identity import cap_of, lasting_state
-from runner.launch import CAP, LaunchPlan
+from runner.launch import CAP, LaunchPlan, live_cap
 from runner.record.store import StudyStore
 from runner.settings import StudySettings
 from runner.trial import EngineKind, LaunchSpec, Outcome, TrialLengths, TrialResult
@@ -56,7 +56,7 @@ class Sharing:
         known = self._by_key.get(plan.key)
         if known is None:
             return None
-        cap = plan.live.get(CAP, known.cap)
+        cap = live_cap(plan.live, known.cap) if isinstance(known.cap, int) else plan.live.get(CAP)
         return _digest([known.digest, cap, plan.replicas, lengths])
 
     def original(self, identity: str | None) -> TrialResult | None:

@@ -50,7 +50,8 @@ class CalibrationFiles:
             try:
                 write_whole(self.out, text)
             except StudyError as error:
-                raise ConfigError(f"--out: {error}") from error
+                why = error.__cause__ or error
+                raise ConfigError(f"--out {self.out}: cannot be written: {why}") from error
 
 
 def check_out(out: Path | None) -> Path | None:

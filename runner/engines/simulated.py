@@ -18,7 +18,7 @@ from runner.engines.virtual_batches import VirtualBatches
 from runner.engines.virtual_load import Engine, VirtualLoad
 from runner.engines.virtual_power import PERIOD_S, MeteredGpus, VirtualMeter
 from runner.errors import ConfigError, Infeasible
-from runner.launch import CAP, as_int
+from runner.launch import CAP, MAX_RUNNING, as_int, live_cap
 from runner.machine.front import Front
 from runner.machine.profile import load_profile
 from runner.machine.shape import highest_live_cap, memory_used_bytes
@@ -97,10 +97,10 @@ class SimulatedServers:
 
     def set_live(self, live: Params) -> Params:
         """Set the cap, or go back to the launch's own when it is not given."""
-        unknown = sorted(set(live) - {CAP})
+        unknown = sorted(set(live) - {CAP, MAX_RUNNING})
         if unknown:
             raise Infeasible(f"{', '.join(unknown)} cannot be changed on running servers")
-        cap = as_int(live.get(CAP, self.resolved.pp_max_micro_batch_size))
+        cap = live_cap(live, self.resolved.pp_max_micro_batch_size)
         limit = highest_live_cap(self.resolved, self._shape)
         if CAP in live and not 1 <= cap <= limit:
             raise Infeasible(

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, fields
 
 from runner.errors import ConfigError
-from runner.launch import CAP, LaunchPlan, as_int, plan_launch, world_size
+from runner.launch import CAP, LaunchPlan, as_int, live_cap, plan_launch, world_size
 from runner.machine.hardware import Profile
 from runner.machine.profile import load_profile, profile_names
 from runner.machine.shape import (
@@ -53,8 +53,7 @@ class PlannedSetting:
     @property
     def cap(self) -> int:
         """The cap that holds under load."""
-        live = self.launch.live.get(CAP)
-        return self.resolved.pp_max_micro_batch_size if live is None else as_int(live)
+        return live_cap(self.launch.live, self.resolved.pp_max_micro_batch_size)
 
     @property
     def most_running(self) -> int:

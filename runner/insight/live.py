@@ -180,7 +180,7 @@ class Session:
     def progress(self) -> Progress:
         """How far the study is, in all sessions."""
         if self.settings is None:
-            return Progress(0, 0, 0, 0, 0)
+            return Progress(0, 0, is_repeating=False, again_done=0, again_wanted=0)
         return progress_of(self.results, self.settings)
 
     def eta_s(self, now_s: float) -> float | None:

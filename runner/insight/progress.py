@@ -22,14 +22,14 @@ class Progress:
 
     done: int
     wanted: int
-    again_begun: int
+    is_repeating: bool
     again_done: int
     again_wanted: int
 
     @property
     def is_searching(self) -> bool:
         """Whether trials of the search are to come; a space may end before `wanted`."""
-        return self.done < self.wanted and self.again_begun == 0
+        return self.done < self.wanted and not self.is_repeating
 
     @property
     def measured(self) -> int:
@@ -46,7 +46,7 @@ class Progress:
     def words(self) -> str:
         """`12 of 20 trials done`, at the end `20 of 20 trials done, 1 of 4 measured again`."""
         trials = f"{self.done} of {self.wanted} trials done"
-        if self.is_searching or not self.again_wanted:
+        if not self.again_wanted or (self.is_searching and not self.again_done):
             return trials
         return f"{trials}, {self.again_done} of {self.again_wanted} measured again"
 
@@ -59,8 +59,13 @@ def progress_of(results: Sequence[TrialResult], settings: StudySettings) -> Prog
     again = [trial for trial in last_of_bad(history) if is_tried_again(tries(history, trial))]
     ended = len(turns) - sum(not trial.is_search for trial in again)
     most = settings.measure.finalists + len(settings.baselines)
-    due = most if done < wanted and not turns else _due(history, settings)
-    return Progress(done, wanted, len(turns), ended, settings.measure.repeats * due)
+    is_repeating = bool(results) and max(results, key=_number).repeat_of is not None
+    due = most if done < wanted and not is_repeating else _due(history, settings)
+    return Progress(done, wanted, is_repeating, ended, settings.measure.repeats * due)
+
+
+def _number(result: TrialResult) -> int:
+    return result.number
 
 
 def _past(result: TrialResult) -> PastTrial:

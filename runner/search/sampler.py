@@ -108,7 +108,8 @@ def choose(
         params = copy.draw(sampler if launch is None else launch.narrow(sampler))
         if is_open(params) and (launch is None or launch.runs(settings, params)):
             return Choice(params, drawn + 1, copy.notes())
-        copy.refuse()
+        if launch is None:  # what a launch has no room for may be good elsewhere
+            copy.refuse()
     points = all_points()
     if points is not None:
         left = [params for params in points if is_open(params)]
@@ -153,13 +154,24 @@ def launch_that_is_up(settings: StudySettings, history: History) -> LaunchThatIs
     if not last or not is_launched(last[-1]):
         return None
     plan = plan_launch(settings, last[-1].params)
-    if not plan.live_names or last[-1].found != last[-1].params:
+    may_vary = any(
+        parameter.name in plan.live_names and has_choice(parameter)
+        for parameter in settings.parameters
+    )
+    if not may_vary or last[-1].found != last[-1].params:
         return None
     keys = [plan_launch(settings, trial.params).key for trial in last if is_launched(trial)]
     if keys.count(plan.key) == most:
         return None
     fixed = {name: value for name, value in last[-1].params.items() if name not in plan.live_names}
     return LaunchThatIsUp(plan.key, fixed)
+
+
+def has_choice(parameter: Parameter) -> bool:
+    """Whether a parameter can have more than one value."""
+    if isinstance(parameter, Choices):
+        return len(parameter.values) > 1
+    return parameter.low < parameter.high
 
 
 def is_launched(trial: PastTrial) -> bool:

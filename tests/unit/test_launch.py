@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 
 from runner.config import parse_study
 from runner.errors import ConfigError
-from runner.launch import highest_of, launch_key, plan_launch, spec_hash, world_size
+from runner.launch import highest_of, launch_key, live_cap, plan_launch, spec_hash, world_size
 from runner.settings import StudySettings
 
 CAP = "pp_max_micro_batch_size"
+LIMIT = "max_running_requests"
 CAP_RANGE = {"int": [1, 64], "log": True, "when": "pp_size > 1"}
 
 
@@ -108,10 +109,23 @@ def test_without_a_pipeline_a_searched_limit_is_set_live_as_a_cap() -> None:
     low, middle, high = (
         plan_launch(limited(), {"pp_size": 1, "max_running_requests": n}) for n in (8, 32, 128)
     )
-    assert [dict(plan.live) for plan in (low, middle, high)] == [{CAP: 8}, {CAP: 32}, {}]
+    assert [dict(plan.live) for plan in (low, middle, high)] == [{LIMIT: 8}, {LIMIT: 32}, {}]
     assert low.key == middle.key == high.key
     assert low.server_args == {"pp_size": 1, "max_running_requests": 128}
     assert low.live_names == {"max_running_requests"}
+
+
+def test_attention_data_parallelism_shares_the_limit_among_its_ranks() -> None:
+    plan = plan_launch(limited(), {"pp_size": 1, "attn_dp_size": 2, "max_running_requests": 8})
+    assert plan.live == {}
+    assert plan.server_args["max_running_requests"] == 8
+
+
+def test_a_live_limit_is_clipped_to_what_servers_hold_and_a_cap_is_not() -> None:
+    assert live_cap({LIMIT: 400}, 300) == 300
+    assert live_cap({LIMIT: 200}, 300) == 200
+    assert live_cap({CAP: 400}, 300) == 400
+    assert live_cap({}, 300) == 300
 
 
 def test_a_searched_limit_is_a_flag_where_it_cannot_be_a_cap() -> None:

@@ -18,7 +18,7 @@ SEARCHED = [
 
 def test_while_the_search_goes_on_the_most_is_expected_of_re_measurements() -> None:
     progress = progress_of(SEARCHED[:3], STUDY)
-    assert progress == Progress(done=3, wanted=4, again_begun=0, again_done=0, again_wanted=4)
+    assert progress == Progress(done=3, wanted=4, is_repeating=False, again_done=0, again_wanted=4)
     assert (progress.measured, progress.left) == (3, 1 + 4)
     assert progress.words == "3 of 4 trials done"
 
@@ -30,7 +30,7 @@ def test_after_the_search_the_finalists_and_the_baselines_are_measured_again() -
     assert progress.words == "4 of 4 trials done, 1 of 3 measured again"  # #6 is tried again
     retried = make_result(7, 91.0, repeat_of=0, retry_of=6)
     progress = progress_of([*SEARCHED, first, bad, retried], STUDY)
-    assert progress == Progress(done=4, wanted=4, again_begun=2, again_done=2, again_wanted=3)
+    assert progress == Progress(done=4, wanted=4, is_repeating=True, again_done=2, again_wanted=3)
     assert progress.left == 1
     assert progress.words == "4 of 4 trials done, 2 of 3 measured again"
 
@@ -45,3 +45,12 @@ def test_a_study_without_re_measurements_says_nothing_of_them() -> None:
     none = replace(STUDY, measure=replace(STUDY.measure, finalists=0))
     unnamed = [replace(result, name=None) for result in SEARCHED]
     assert progress_of(unnamed, none).words == "4 of 4 trials done"
+
+
+def test_a_study_that_is_extended_after_its_re_measurements_searches_on() -> None:
+    extended = replace(STUDY, search=replace(STUDY.search, trials=6))
+    again = [make_result(5, 99.0, repeat_of=1), make_result(6, 90.0, repeat_of=0)]
+    progress = progress_of([*SEARCHED, *again, make_result(7, 101.0)], extended)
+    assert progress.is_searching
+    assert progress.left == 1 + 4 - 2
+    assert progress.words == "5 of 6 trials done, 2 of 4 measured again"

@@ -307,6 +307,12 @@ def test_launch_whose_caps_are_all_measured_gives_way_to_another() -> None:
     assert satisfies(settings, choice.params)
 
 
+def test_cap_without_a_choice_is_no_reason_to_stay() -> None:
+    one = Choices(CAP, (4,), when=Expression("pp_size > 1"))
+    settings = search_settings(parameters=(*(p for p in PARAMETERS if p.name != CAP), one))
+    assert launch_that_is_up(settings, [sampled(0, pipeline(3, 4))]) is None
+
+
 def test_setting_without_live_parameters_is_alone_on_its_launch() -> None:
     assert launch_that_is_up(search_settings(), [sampled(0, TP8)]) is None
 

@@ -196,8 +196,15 @@ def test_the_cap_is_set_live_within_its_range() -> None:
     for cap in (0, 9):
         with pytest.raises(Infeasible, match=r"out of the valid range \[1, 8\]"):
             servers.set_live({"pp_max_micro_batch_size": cap})
-    with pytest.raises(Infeasible, match="max_running_requests cannot be changed"):
-        servers.set_live({"max_running_requests": 3})
+    with pytest.raises(Infeasible, match="pp_size cannot be changed"):
+        servers.set_live({"pp_size": 1})
+
+
+def test_a_live_limit_above_what_the_cache_holds_is_clipped_as_the_flag_is() -> None:
+    servers = servers_of({"max_running_requests": 16}, CPU)
+    assert servers.set_live({"max_running_requests": 8})["pp_max_micro_batch_size"] == 8
+    assert servers.set_live({"max_running_requests": 400})["pp_max_micro_batch_size"] == 16
+    assert servers.set_live({})["pp_max_micro_batch_size"] == 16
 
 
 def test_the_cap_changes_what_is_measured() -> None:

@@ -27,7 +27,7 @@ from runner.engines.sglang.replica import HOST, ReplicaSpec, command_of, lease_o
 from runner.engines.sglang.start_limits import limits_for
 from runner.engines.sglang.start_watch import StartWatch
 from runner.errors import ClusterLost, Infeasible, Interrupted, ServerFailed
-from runner.launch import as_int
+from runner.launch import CAP, MAX_RUNNING, as_int, live_cap
 from runner.load.vocabulary import vocabulary_size
 from runner.trial import BatchSample, GreedyOutput, Params, ParamValue
 
@@ -142,6 +142,7 @@ class Server:
             self.drain()
             running = self._require_running()
             before = {name: running.at_start[name] for name in sorted(self._changed)}
+            live = _settable(live, running.at_start)
             wanted = {name: as_int(value) for name, value in {**before, **live}.items()}
             if wanted:
                 running.link.ask(lambda: running.control.set_internal_state(wanted))
@@ -343,3 +344,10 @@ class Server:
 
     def _resolved(self, info: Mapping[str, object]) -> dict[str, ParamValue]:
         return dict(resolved_params(info, self._spec.server_args))
+
+
+def _settable(live: Params, at_start: Params) -> Params:
+    """The live parameters by the names under which a server takes them."""
+    if MAX_RUNNING not in live:
+        return live
+    return {CAP: live_cap(live, as_int(at_start[MAX_RUNNING]))}
