@@ -147,10 +147,11 @@ def open_settings(settings: StudySettings, history: History) -> Callable[[Params
 def launch_that_is_up(settings: StudySettings, history: History) -> LaunchThatIsUp | None:
     """The launch of the last trial, if others are to be measured on it; None: a free choice.
 
-    It serves `settings_in_a_row` of them.
+    It serves `settings_in_a_row` of them. Re-measurements in between do not count: a study whose
+    budget is raised afterwards goes on as one that had it from the start.
     """
     most = settings_in_a_row(settings)
-    last = history[-most:]
+    last = [trial for trial in history if trial.is_search][-most:]
     if not last or not is_launched(last[-1]):
         return None
     plan = plan_launch(settings, last[-1].params)

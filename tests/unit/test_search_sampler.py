@@ -325,6 +325,12 @@ def test_no_launch_is_preferred_when_none_is_up() -> None:
     assert launch_that_is_up(settings, []) is None
 
 
+def test_re_measurements_in_between_change_nothing() -> None:
+    settings, first = search_settings(), sampled(0, pipeline(3, 4))
+    again = replace(sampled(1, pipeline(3, 4)), repeat_of=0)
+    assert launch_that_is_up(settings, [first, again]) == launch_that_is_up(settings, [first])
+
+
 def test_other_launches_have_their_turn_after_some_trials_in_a_row() -> None:
     settings = search_settings()
     history = [sampled(cap, pipeline(0, cap + 1)) for cap in range(MOST_IN_A_ROW)]
