@@ -194,8 +194,10 @@ class VirtualLoad:
         due, held = self._due[place], self._held[place]
         window = None
         if held and held[0].time_s <= now_s:
-            self._held[place] = deque()
-            window = self._deliver(tuple(held), now_s)
+            ready: list[Token] = []
+            while held and held[0].time_s <= now_s:
+                ready.append(held.popleft())
+            window = self._deliver(tuple(ready), now_s)
         elif due:
             self._due[place] = ()
             window = self._deliver(due, now_s)

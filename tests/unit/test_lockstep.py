@@ -72,6 +72,16 @@ def test_a_stop_makes_large_batches_that_stay(stopping: LoadRun) -> None:
     assert 0.1 < ttft_s(stopping) < 0.4
 
 
+def test_tokens_of_the_step_in_which_a_stop_begins_wait_too(stopping: LoadRun) -> None:
+    """The stop begins at one token of a step: those before it are out, the others wait for it."""
+    times_s = sorted(time_s for record in stopping.records for time_s in record.token_s)
+    gaps_s = [next_s - one_s for one_s, next_s in pairwise(times_s)]
+    last_s = times_s[gaps_s.index(max(gaps_s))]
+    running = sum(record.token_s[0] < last_s < record.token_s[-1] for record in stopping.records
+                  if record.token_s)  # fmt: skip
+    assert 0 < times_s.count(last_s) < running
+
+
 def test_without_stops_requests_stay_apart(tmp_path_factory: pytest.TempPathFactory) -> None:
     path = tmp_path_factory.mktemp("profile") / "calm.yaml"
     profile = load_profile("h200-llama-3.1-8b")
