@@ -14,7 +14,7 @@ import json
 from dataclasses import dataclass
 
 from runner.engines.sglang.identity import cap_of, lasting_state
-from runner.launch import CAP, LaunchPlan, live_cap
+from runner.launch import LaunchPlan, live_cap
 from runner.record.store import StudyStore
 from runner.settings import StudySettings
 from runner.trial import EngineKind, LaunchSpec, Outcome, TrialLengths, TrialResult
@@ -56,8 +56,10 @@ class Sharing:
         known = self._by_key.get(plan.key)
         if known is None:
             return None
-        cap = live_cap(plan.live, known.cap) if isinstance(known.cap, int) else plan.live.get(CAP)
-        return _digest([known.digest, cap, plan.replicas, lengths])
+        live: object = dict(plan.live)
+        if isinstance(known.cap, int):
+            live = live_cap(plan.live, known.cap)
+        return _digest([known.digest, live, plan.replicas, lengths])
 
     def original(self, identity: str | None) -> TrialResult | None:
         """The complete trial of the search that was measured with this identity."""

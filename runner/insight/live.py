@@ -128,6 +128,9 @@ class RunningTrial:
     glimpse: RungProgress | None = None
 
 
+NOT_BEGUN = Progress(0, 0, is_repeating=False, again_done=0, again_wanted=0)
+
+
 @dataclass(slots=True)
 class Session:
     """The state of a live view; `observe` takes every event in order."""
@@ -137,6 +140,7 @@ class Session:
     measured_before: int = 0
     measured_s: float = 0.0
     results: list[TrialResult] = field(default_factory=list)
+    progress: Progress = NOT_BEGUN  # kept: a picture asks for it several times a second
     launch: RunningLaunch | None = None
     trial: RunningTrial | None = None
 
@@ -146,6 +150,7 @@ class Session:
             case StudyStarted(settings, results):
                 self.settings, self.started_s = settings, now_s
                 self.results = list(results)
+                self.progress = progress_of(self.results, settings)
                 self.measured_before = self.progress.measured
             case LaunchPhase(launch, phase):
                 shown = self.launch
@@ -164,6 +169,8 @@ class Session:
             case TrialDone(result):
                 before = self.progress.measured
                 self.results.append(result)
+                if self.settings is not None:
+                    self.progress = progress_of(self.results, self.settings)
                 self.measured_s = now_s if self.progress.measured > before else self.measured_s
                 self.launch = self.trial = None
             case StudyEnded() | Note():
@@ -175,13 +182,6 @@ class Session:
         if self.settings is None:
             return ()
         return tuple(plan.concurrency for plan in rung_plans(self.settings, 0))
-
-    @property
-    def progress(self) -> Progress:
-        """How far the study is, in all sessions."""
-        if self.settings is None:
-            return Progress(0, 0, is_repeating=False, again_done=0, again_wanted=0)
-        return progress_of(self.results, self.settings)
 
     def eta_s(self, now_s: float) -> float | None:
         """Wall seconds to the end of the study, at this session's mean pace; None: no pace yet.

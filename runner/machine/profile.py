@@ -36,16 +36,11 @@ def load_profile(name: str) -> Profile:
             f"there is no hardware profile {name!r}; choose one of {', '.join(profile_names())}, "
             "or give the path of a .yaml file"
         )
-    return _built_in(name)
-
-
-@functools.cache
-def _built_in(name: str) -> Profile:
-    """Read once: every simulated launch asks for it."""
     return _load(FOLDER / f"{name}.yaml")
 
 
 def _load(path: Path) -> Profile:
+    """Read once as long as the file is the same: every simulated launch asks for it."""
     try:
         state = path.stat()
     except OSError as err:
