@@ -83,11 +83,12 @@ class HeldLaunch:
         if self._held is not None:
             held, self._held = self._held, None
             self._view.handle(LaunchPhase(held.spec.number, "stop"))
-            report = held.servers.report
+            has_processes = bool(held.servers.report.commands)
             begun_s = self._clock.now_s()
             held.stack.close()
-            if report.commands:  # there were processes to end
-                stopped = replace(report, stop_s=self._clock.now_s() - begun_s)
+            if has_processes:
+                stop_s = self._clock.now_s() - begun_s
+                stopped = replace(held.servers.report, stop_s=stop_s)
                 self._store.write_launch(held.spec, stopped)
 
     def interrupt(self) -> None:

@@ -194,7 +194,8 @@ class Pipeline:
         if start_s is None:
             return EMPTY_STEP
         pending, scheduler = self._pending, self._scheduler
-        while pending and pending[0][0] <= start_s:
+        seen_s = self._seen_until_s(start_s)
+        while pending and pending[0][0] <= seen_s:
             self._arrived_s, request = pending.popleft()
             scheduler.submit(request)
         self._cpu_s[0] = start_s
@@ -209,6 +210,15 @@ class Pipeline:
         tokens: list[Token] = []
         report = scheduler.finish(done, self._cpu_s[0], tokens)
         return Step(tuple(tokens), (report,))
+
+    def _seen_until_s(self, start_s: float) -> float:
+        """Requests that came by then are in the iteration that starts at `start_s`.
+
+        Overlapped, a batch is formed as soon as the one before it runs: what comes later waits for
+        the one after it, a whole step more.
+        """
+        is_ahead = self._ranks == 1 and self._profile.host.is_overlapped
+        return self._free_s if is_ahead and not self._scheduler.is_empty else start_s
 
     def gpu_activity(self, until_s: float) -> tuple[GpuActivity, ...]:
         """Activity of each GPU up to `until_s`, which must be recent; index pp_rank * tp + tp_rank.

@@ -19,6 +19,8 @@ class LaunchReport:
     """What is known of a launch once it is ready; durations in seconds of the study's clock.
 
     `stop_s`: how long its servers took to end and to give their memory back; None while they run.
+    `memory_s`: the part of it that passed after the last process had ended, until the GPUs' memory
+    was back; None while they run and where no memory can be read.
     """
 
     phase_s: Mapping[str, float]
@@ -26,6 +28,7 @@ class LaunchReport:
     commands: tuple[str, ...]
     gpu_uuids: tuple[str, ...]
     stop_s: float | None = None
+    memory_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -72,6 +72,7 @@ class HttpServers:
         )
         self._started: tuple[ServerStarted, ...] = ()
         self._memory_bytes: dict[str, int] = {}
+        self._memory_s: float | None = None
         self.dirty: dict[str, str] = {}
         """GPUs, by UUID, whose memory was not given back when the launch ended, and why."""
 
@@ -107,6 +108,7 @@ class HttpServers:
             server_info=tuple(started.server_info for started in self._started),
             commands=tuple(started.command for started in self._started),
             gpu_uuids=self._parts.gpu_uuids,
+            memory_s=self._memory_s,
         )
 
     def now_s(self) -> float:
@@ -217,12 +219,14 @@ class HttpServers:
 
     def _await_memory(self) -> None:
         """A killed server's memory may take seconds to come back; the next start needs it."""
-        deadline_s = self.now_s() + MEMORY_DEADLINE_S
+        ended_s = self.now_s()
         while True:
             held = self._held()
+            waited_s = self.now_s() - ended_s
             if not held:
+                self._memory_s = waited_s if self._memory_bytes else None
                 return
-            if self.now_s() > deadline_s:
+            if waited_s > MEMORY_DEADLINE_S:
                 why = f"was not given back within {MEMORY_DEADLINE_S:.0f} s after the servers ended"
                 self.dirty = dict.fromkeys(held, f"the memory of a server {why}")
                 raise ClusterLost(

@@ -24,6 +24,7 @@ from runner.pipeline import (
 
 CPU = load_profile("cpu-blocking-pp2")
 RTX = load_profile("rtx-pro-6000-x8-kimi-k2.6")
+STEP_S = 0.015  # a decode step of 32 requests of the MoE on one H200, about
 SHAPE = ServerShape(pp_size=2, pp_async_batch_depth=2, max_running_requests=16)
 
 
@@ -386,6 +387,25 @@ def mean_watts(shape: ServerShape, count: int) -> float:
     ran = run(pipeline)
     activity = pipeline.gpu_activity(ran.end_s)
     return sum(gpu.energy_j for gpu in activity) / ran.end_s / len(activity)
+
+
+@pytest.mark.parametrize(("is_overlapped", "waited"), [(True, 2), (False, 1)])
+def test_a_request_waits_for_every_batch_that_is_formed_already(
+    is_overlapped: bool, waited: int
+) -> None:
+    """The batch that runs when it comes; overlapped, the one after that is launched already."""
+    profile = load_profile("h200-qwen3-30b-a3b")
+    host = replace(profile.host, is_overlapped=is_overlapped, http_s=0.0, accept_s=0.0)
+    pipeline = Pipeline(replace(profile, host=host), ServerShape(), seed=1)
+    submit(pipeline, 32, prompt_tokens=256, output_tokens=200)
+    (batch,) = pipeline.step().batches
+    while batch.is_prefill:
+        (batch,) = pipeline.step().batches
+    pipeline.submit(PipelineRequest("late", 256, 2), batch.time_s + 0.5 * STEP_S)
+    after = [step.batches[0] for step in (pipeline.step() for _ in range(6))]
+    kinds = [each.is_prefill for each in after]
+    assert kinds.index(True) == waited
+    assert after[0].time_s - batch.time_s > 0.5 * STEP_S  # it came while the first of them ran
 
 
 def test_power_follows_how_busy_the_stages_are() -> None:
