@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from runner.engines.sglang.batch_words import (
@@ -13,6 +16,9 @@ from runner.engines.sglang.batch_words import (
     read_line,
     read_passes,
 )
+
+LOG = Path(__file__).parents[1] / "data" / "server_logs" / "http-stops-h200.log"
+NEW_SEQS = re.compile(r"Prefill batch, #new-seq: (\d+),")
 
 H200 = (
     "[2026-11-29 13:47:34] Decode batch, #running-req: 12, #token: 279, token usage: 0.07, "
@@ -76,6 +82,22 @@ def test_what_a_line_says(text: str, rank: Rank, words: DecodeWords | RetractWor
 )
 def test_other_lines_and_parts_of_lines_say_nothing(text: str) -> None:
     assert read_line(text) is None
+
+
+def test_a_server_that_stops_while_its_scheduler_goes_on() -> None:
+    """Cut from the log of an H200 with 128 streams: three stops of its HTTP process.
+
+    Replies end meanwhile and nobody takes their places; then all new prompts come at once.
+    """
+    lines = LOG.read_text().splitlines()
+    told = [found[1] for line in lines if (found := read_line(line)) is not None]
+    pauses = [words.paused_s for words in told if isinstance(words, PauseWords)]
+    assert pauses == [0.4133, 0.4287, 0.4384]
+    running = [words.running if isinstance(words, DecodeWords) else -1 for words in told]
+    assert running[: running.index(-1)][-5:] == [57, 53, 44, 35, 28]
+    prefills = [int(found[1]) for line in lines if (found := NEW_SEQS.search(line))]
+    assert max(prefills[:20]) == 1
+    assert max(prefills) == 32
 
 
 def test_the_first_rank_speaks_for_each_data_parallel_rank() -> None:
