@@ -104,12 +104,12 @@ def test_a_launch_fills_its_gpus_with_servers() -> None:
     engine = replace(STUDY.engine, profile="h200-llama-3.1-8b")
     one = replace(STUDY, engine=engine, hardware=replace(STUDY.hardware, gpus=1))
     profile = study_profile(one)
+    most = replace(one, hardware=replace(one.hardware, gpus=profile.gpus + 1))
+    assert refusal(most, {}).kind is RefusalKind.GPUS, "more than the profile has"
     many = replace(one, hardware=replace(one.hardware, gpus=4))
-    assert refusal(many, {}).kind is RefusalKind.GPUS, "the profile has one"
-    wide = replace(profile, gpus=4)
-    servers = plan_setting(many, wide, {})
+    servers = plan_setting(many, profile, {})
     assert isinstance(servers, PlannedSetting)
-    rungs = Estimator(many, wide).predict(servers).rungs
+    rungs = Estimator(many, profile).predict(servers).rungs
     alone = Estimator(one, profile).predict(planned(one, {})).rungs
     assert rungs[0].output_throughput == pytest.approx(alone[0].output_throughput)
     assert rungs[1].tpot_s < alone[1].tpot_s, "each server has 1 or 2 of the 6 requests"
