@@ -96,7 +96,8 @@ class HostCosts:
     schedule, without stages only); this shows in the time to first token. A request takes
     `http_s` through HTTP and the tokenizer process and back, which take in one request after
     another, `accept_s` each: a burst trickles in. That process stops for `pause_s` each time that
-    `pause_tokens` output tokens have passed it (machine/front.py); 0: never.
+    `pause_tokens` output tokens have passed it, while the scheduler goes on (machine/front.py); 0:
+    never.
     """
 
     schedule_s: float

@@ -17,7 +17,7 @@ TOKENS = 40
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EmulatedProcess]:
-    """Stops each 100 tokens, the first time after 4."""
+    """Stops each 100 tokens, the first time after 8."""
     folder = tmp_path_factory.mktemp("pauses")
     profile = load_profile("cpu-blocking-pp2")
     host = replace(profile.host, pause_s=PAUSE_S, pause_tokens=100.0)
@@ -36,7 +36,7 @@ def stops(server: EmulatedProcess) -> list[float]:
 def test_a_stop_is_said_and_frozen_garbage_stops_nothing(server: EmulatedProcess) -> None:
     for _ in range(3):
         server.generate(TOKENS)
-    assert stops(server) == [PAUSE_S] * 2  # after 4 and after 104 tokens
+    assert stops(server) == [PAUSE_S] * 2  # after 8 and after 108 tokens
 
     assert server.post("/freeze_gc").status_code == 200
     for _ in range(5):

@@ -47,7 +47,7 @@ class RetractWords:
 
 @dataclass(frozen=True, slots=True)
 class PauseWords:
-    """One process of the server stopped for so long, to collect its garbage."""
+    """The server's HTTP process stopped for so long, to collect its garbage."""
 
     paused_s: float
 
