@@ -68,7 +68,7 @@ def test_a_value_in_doubt_is_taken_at_its_best(
     """61 x 1.3 is below 80, 103 x 0.7 is above 72."""
     reason = reason_to_stop(TRIAL, HISTORY, [objective], 0, value, doubt=0.3)
     assert (reason is not None) is stops
-    assert reason is None or "drifting, still" in reason
+    assert reason is None or "not steady yet, still" in reason
 
 
 def test_trial_is_stopped_only_at_the_rung_of_the_objective() -> None:
