@@ -34,7 +34,8 @@ class HopelessWatch:
     def __init__(self, worth: float, streams: int) -> None:
         self._least = HOPELESS * worth
         self._streams = streams
-        self._half = (streams + 1) // 2  # requests of half a period
+        # Requests of the next half period, and of the one after it: together a whole one.
+        self._halves = ((streams + 1) // 2, max(streams // 2, 1))
         self._marks: list[_Mark] = []  # where half periods ended
 
     def look(
@@ -46,8 +47,10 @@ class HopelessWatch:
         """
         if streams < self._streams:
             return None
-        if self._marks and finished - self._marks[-1].finished < self._half:
-            return None
+        if self._marks:
+            if finished - self._marks[-1].finished < self._halves[0]:
+                return None
+            self._halves = self._halves[::-1]
         self._marks = [*self._marks, _Mark(now_s, finished, output_tokens)][-MARKS:]
         if len(self._marks) < MARKS:
             return None

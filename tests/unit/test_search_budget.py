@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from runner.search.budget import reason_to_stop, spent_budget
+from runner.search.budget import reason_to_stop, spent_budget, worth
 from runner.search.history import PastTrial
 from runner.settings import Direction, Objective, SearchSettings
 from runner.trial import Outcome
@@ -129,3 +129,39 @@ def test_spent_budget_is_named_with_its_numbers(
 ) -> None:
     search = replace(SearchSettings("auto", 20, 0, None, None, None, None), **limits)  # type: ignore[arg-type]
     assert spent_budget(search, 29.5, 7, 5000.0) == spent
+
+
+@pytest.mark.parametrize("value", [79.9, 80.0, 80.1])
+def test_a_load_must_reach_what_does_not_stop_its_trial(value: float) -> None:
+    least = worth(TRIAL, HISTORY, [SPEED], 0)
+    assert least is not None
+    assert (stop(value) is not None) is (value < least)
+
+
+@pytest.mark.parametrize(
+    "trial",
+    [replace(TRIAL, name="tp8"), replace(TRIAL, repeat_of=0), replace(TRIAL, retry_of=5)],
+    ids=["baseline", "repeat", "retry"],
+)
+def test_what_must_be_measured_in_full_has_nothing_to_reach(trial: PastTrial) -> None:
+    assert worth(trial, HISTORY, [SPEED], 0) is None
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        DELAY,
+        replace(SPEED, metric="total_throughput"),
+        replace(SPEED, metric="tokens_per_joule"),
+        replace(SPEED, direction=Direction.MINIMIZE),
+    ],
+)
+def test_only_a_throughput_that_the_load_sees_must_be_reached(objective: Objective) -> None:
+    assert worth(TRIAL, HISTORY, [objective], 0) is None
+
+
+def test_nothing_must_be_reached_where_nothing_would_be_stopped() -> None:
+    assert worth(TRIAL, HISTORY, [SPEED], 1) is None
+    assert worth(TRIAL, HISTORY, [SPEED, DELAY], 0) is None
+    assert worth(TRIAL, [*HISTORY[:3], TRIAL], [SPEED], 0) is None
+    assert worth(TRIAL, [TRIAL], [SPEED], 0) is None
