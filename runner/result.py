@@ -65,7 +65,8 @@ class Evidence:
 class RungResult:
     """One judged rung. Definitions: measure/metrics.py.
 
-    `reasons` say why it is not valid, `notes` what else a user should know of it.
+    `reasons` say why it is not valid, `notes` what else a user should know of it. `cut_below` is
+    the rate (tokens/s) that its load was hopelessly below when it was cut short; None: it was not.
     """
 
     position: int
@@ -98,6 +99,7 @@ class RungResult:
     slo_attainment_high: float | None = None
     notes: tuple[str, ...] = ()
     evidence: Evidence = Evidence()
+    cut_below: float | None = None
 
     @property
     def end_s(self) -> float:

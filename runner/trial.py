@@ -78,6 +78,8 @@ class LoadPlan:
     `start` is how the streams of one restart begin; its window holds `min_periods` mean request
     durations unless that takes longer than `max_window_s`. `max_ramp_s` cuts the time
     before the window off, which then is not steady; None: the rule has its own limit.
+    `worth` is the rate (output tokens/s of the whole load) from which on it may matter: a closed
+    loop far below it ends early (measure/hopeless.py); None: unknown, it never does.
 
     With `requests` the load is a counted one (measure/counted.py): it ends when that many have
     ended, keeps what it has when it is cut short, and tells the servers to drop its own requests
@@ -100,6 +102,7 @@ class LoadPlan:
     restarts: int = 1
     min_periods: int = 3
     max_ramp_s: float | None = None
+    worth: float | None = None
     requests: int | None = None
     silence_s: float | None = None
     arrivals: Arrivals = Arrivals.POISSON
@@ -145,7 +148,8 @@ class ClientHealth:
 class LoadRun:
     """Everything one phase of load produced; the window is (window_start_s, window_end_s].
 
-    `cut_short` says why a counted load ended before all of its requests had.
+    `cut_short` says why a counted load ended before all of its requests had. `cut_below`: the load
+    ended early, since it was hopelessly below this rate (LoadPlan.worth); None: it did not.
     """
 
     records: tuple[RequestRecord, ...]
@@ -156,6 +160,7 @@ class LoadRun:
     client: ClientHealth
     start: LoadStart = LoadStart.GRADUAL
     cut_short: str | None = None
+    cut_below: float | None = None
 
     @property
     def window(self) -> tuple[float, float]:

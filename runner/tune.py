@@ -180,6 +180,7 @@ def measure_on_launch(study: Study, proposal: Proposal) -> TrialResult:
         should_stop=partial(report_rung, study, proposal.number),
         on_judged=partial(judged, study, proposal.number),
         canary=canary_keeper(study, proposal),
+        worth=partial(study.search.worth, proposal.number),
     )
     study.view.handle(
         TrialStarted(

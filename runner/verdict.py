@@ -11,7 +11,7 @@ from runner.measure.canary import judge_outputs
 from runner.measure.idle import POWER_METRICS
 from runner.measure.metrics import judge_rung, metric_value
 from runner.measure.resolved import differences
-from runner.measure.restarts import next_restart
+from runner.measure.restarts import FEWEST, next_restart
 from runner.plans import levels
 from runner.settings import StudySettings
 from runner.trial import (
@@ -71,6 +71,7 @@ class RungKeeper:
 
     `keep` puts the raw record on disk before anything judges it; `should_stop` is the search's
     rung budget: from position, value and how far that may be off to a reason to stop, or None.
+    `worth` is what the load of the rung at a position must reach to matter (tokens/s), if known.
     """
 
     settings: StudySettings
@@ -79,6 +80,7 @@ class RungKeeper:
     should_stop: Callable[[int, float, float], str | None]
     on_judged: Callable[[RungResult], None]
     canary: CanaryKeeper | None = None
+    worth: Callable[[int], float | None] = lambda _: None
     rungs: list[RungResult] = field(default_factory=list)
     invalid: str | None = None
     stopped: str | None = None
@@ -88,8 +90,14 @@ class RungKeeper:
         return None if self.canary is None else self.canary.check(replicas)
 
     def next_load(self, position: int, loads: Sequence[LoadRun]) -> LoadPlan | None:
-        """The next restart of a rung's load, by the rule of measure/restarts.py."""
-        return next_restart(self.plans[position], loads)
+        """The next restart of a rung's load, by the rule of measure/restarts.py.
+
+        What claims a precision is measured in full, whatever it comes to.
+        """
+        plan = next_restart(self.plans[position], loads)
+        if plan is None or plan.restarts >= FEWEST:
+            return plan
+        return replace(plan, worth=self.worth(position))
 
     def go_on(self, rung: RungRecord) -> bool:
         """Keep and judge one rung; False ends the trial here."""
@@ -115,14 +123,19 @@ class RungKeeper:
         return self.stopped is None
 
     def _far_behind(self, rung: RungRecord, result: RungResult) -> str | None:
-        """Why a rung that only drifts too much need not be measured again; None: it must."""
+        """Why a rung that only drifts too much, or was cut short, need not be measured again.
+
+        None: it must be.
+        """
         value = metric_value(result, self.settings.objectives[0].metric)
-        is_drift_alone = len(result.reasons) == 1 and any(
+        is_that_alone = len(result.reasons) == 1 and any(
             not load.is_steady for load in rung.counted
         )
-        if value is None or not is_drift_alone or len(self.settings.objectives) > 1:
+        if value is None or not is_that_alone or len(self.settings.objectives) > 1:
             return None
-        return self.should_stop(result.position, value, DRIFTING)
+        reason = self.should_stop(result.position, value, DRIFTING)
+        is_cut = reason is not None and result.cut_below is not None
+        return f"{result.reasons[0]}; {reason}" if is_cut else reason
 
     @property
     def is_decided(self) -> bool:

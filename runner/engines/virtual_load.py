@@ -118,6 +118,7 @@ class VirtualLoad:
             is_steady=window.is_steady,
             client=ClientHealth(cpu_share=0.0, max_lag_s=0.0),
             start=self._plan.start,
+            cut_below=self._plan.worth if window.is_hopeless else None,
         )
 
     def _start(self) -> None:

@@ -230,6 +230,8 @@ def _pruned_reason(result: TrialResult) -> str:
         return ""
     last = max(result.rungs, key=lambda rung: rung.position)
     throughput = format_number(last.output_throughput)
+    if last.cut_below is not None:
+        return f"cut short at C={last.concurrency}: hopelessly behind with {throughput} tokens/s"
     return f"clearly behind after C={last.concurrency}: {throughput} tokens/s"
 
 

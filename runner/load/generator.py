@@ -7,6 +7,7 @@ import gc
 import resource
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import uvloop
 
@@ -14,6 +15,8 @@ from runner.clock import Clock
 from runner.errors import Interrupted
 from runner.load.client import Target
 from runner.load.phase import LoadProgress, Phase
+from runner.measure.hopeless import HOPELESS
+from runner.measure.window import rate_in, token_times
 from runner.trial import ClientHealth, LoadPlan, LoadRun
 
 __all__ = ["LoadGenerator", "LoadProgress", "merge_runs"]
@@ -80,21 +83,36 @@ def merge_runs(runs: Sequence[LoadRun]) -> LoadRun:
 
     Each shard ends by its own rule, so the windows differ. The common one is steady when every
     shard's is and it is at least half as long as the shortest: less of it says too little.
+
+    A shard that ends early as hopeless leaves the servers to the others, so where such a shard
+    ends first, its window is the common one: all of them ran in it. Only where they were hopeless
+    together is the load; else it is not steady.
     """
     if len(runs) == 1:
         return runs[0]
+    first = min(runs, key=lambda run: run.window_end_s)
+    if first.cut_below is not None:
+        merged = replace(_merge(runs, *first.window), is_steady=False)
+        is_hopeless = rate_in(token_times(merged), *first.window) < HOPELESS * first.cut_below
+        return replace(merged, cut_below=first.cut_below if is_hopeless else None)
     start_s = max(run.window_start_s for run in runs)
     end_s = min(run.window_end_s for run in runs)
     shortest_s = min(run.window_end_s - run.window_start_s for run in runs)
     is_long = end_s - start_s >= SHORTEST_COMMON * shortest_s and end_s > start_s
+    is_steady = is_long and all(run.is_steady for run in runs)
+    return replace(_merge(runs, start_s, max(end_s, start_s)), is_steady=is_steady)
+
+
+def _merge(runs: Sequence[LoadRun], start_s: float, end_s: float) -> LoadRun:
+    """All records of the shards, over one window."""
     return LoadRun(
         records=tuple(
             sorted((r for run in runs for r in run.records), key=lambda record: record.send_s)
         ),
         started_s=min(run.started_s for run in runs),
         window_start_s=start_s,
-        window_end_s=max(end_s, start_s),
-        is_steady=is_long and all(run.is_steady for run in runs),
+        window_end_s=end_s,
+        is_steady=False,
         client=ClientHealth(
             cpu_share=max(run.client.cpu_share for run in runs),
             max_lag_s=max(run.client.max_lag_s for run in runs),

@@ -79,7 +79,9 @@ class Phase:
             plan,
             concurrency=len(self._streams),
             requests=None if count is None else len(range(shard, count, shards)),
+            worth=plan.worth and plan.worth * len(self._streams) / plan.concurrency,
         )
+        self._worth = plan.worth
         self._claimed = 0
         self._clock = clock
         self._shards = shards
@@ -130,6 +132,7 @@ class Phase:
             client=health.health(window.start_s, window.end_s),
             start=self._plan.start,
             cut_short=cut_short,
+            cut_below=self._worth if window.is_hopeless else None,
         )
 
     async def _last(self, started_s: float) -> tuple[Window, str | None]:

@@ -133,6 +133,7 @@ def judge_rung(
         slo_attainment_high=None if attained is None else attained.high,
         notes=find_notes(rung, plan),
         evidence=evidence_of(rung.batches, [load.window for load in loads]),
+        cut_below=next((load.cut_below for load in loads if load.cut_below is not None), None),
     )
 
 

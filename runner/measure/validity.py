@@ -10,6 +10,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from runner.measure.energy import by_gpu, longest_gap_s, spans
+from runner.measure.hopeless import HOPELESS
+from runner.measure.window import rate_in, token_times
 from runner.trial import (
     GpuEnergy,
     LoadPlan,
@@ -47,7 +49,7 @@ def find_reasons(
         gpus: its energy per GPU.
     """
     records = [record for load in rung.loads for record in load.records]
-    found: list[str | None] = [_drift(rung), _silence(rung), _hung(rung)]
+    found: list[str | None] = [_cut(rung), _drift(rung), _silence(rung), _hung(rung)]
     found += [_client_cpu(rung), _client_lag(rung)]
     found += [_clock_jump(rung)]
     found += [_errors(records), _token_counts(records), _cache(records, plan.shared_prefix)]
@@ -65,8 +67,19 @@ def find_reasons(
     return tuple(reason for reason in found if reason is not None)
 
 
+def _cut(rung: RungRecord) -> str | None:
+    for load in rung.counted:
+        if load.cut_below is not None:
+            rate = rate_in(token_times(load), *load.window)
+            return (
+                f"cut short: at {rate:.4g} tokens/s it was less than {HOPELESS:.0%} of the "
+                f"{load.cut_below:.4g} it had to reach"
+            )
+    return None
+
+
 def _drift(rung: RungRecord) -> str | None:
-    drifting = sum(not load.is_steady for load in rung.counted)
+    drifting = sum(not load.is_steady and load.cut_below is None for load in rung.counted)
     if not drifting:
         return None
     which = "" if len(rung.counted) == 1 else f" in {drifting} of {len(rung.counted)} restarts"
@@ -86,12 +99,16 @@ def _silence(rung: RungRecord) -> str | None:
 
 
 def _hung(rung: RungRecord) -> str | None:
-    """Requests that were in flight over a whole window and got nothing in it."""
+    """Requests that were in flight over a whole window and got nothing in it.
+
+    The one period of a load that was cut short is no longer than a request may queue.
+    """
     hung = sum(
         record.send_s <= load.window_start_s
         and record.end_s >= load.window_end_s
         and not any(load.window_start_s < time_s for time_s in record.token_s)
         for load in rung.counted
+        if load.cut_below is None
         for record in load.records
         if record.status is RequestStatus.CUT
     )
@@ -174,7 +191,8 @@ def find_notes(rung: RungRecord, plan: LoadPlan) -> tuple[str, ...]:
 
 def _few_durations(rung: RungRecord, plan: LoadPlan) -> str | None:
     """Whether the longest window was much shorter than the request durations it was to hold."""
-    if plan.protocol is not LoadProtocol.CLOSED_LOOP:
+    is_cut = any(load.cut_below is not None for load in rung.counted)
+    if plan.protocol is not LoadProtocol.CLOSED_LOOP or is_cut:
         return None
     records = [record for load in rung.counted for record in load.records]
     e2e_s = [r.end_s - r.send_s for r in records if r.status is RequestStatus.OK]

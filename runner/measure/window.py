@@ -20,6 +20,9 @@ than their scatter explains; and when its ramp-up was not cut off, which happens
 by default half an hour, or 24 times `max_window_s` where that is longer. A drift slower than that
 is seen only by comparing restarts of the load: measure/restarts.py.
 
+A closed loop that cannot matter (LoadPlan.worth) ends in its ramp-up, with its last period as its
+window: measure/hopeless.py.
+
 Batches are whole periods when the window holds at least three, up to ten of them, else ten equal
 spans. What their scatter says is said of this window alone.
 
@@ -40,6 +43,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from runner.measure.hopeless import HopelessWatch
 from runner.measure.student import student_t
 from runner.trial import LoadPlan, LoadProtocol, LoadRun, RequestStatus
 
@@ -57,11 +61,15 @@ RAMP_LIMIT_S = 1800.0
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The span (start_s, end_s] that counts; `is_steady` by the rule of this module."""
+    """The span (start_s, end_s] that counts; `is_steady` by the rule of this module.
+
+    `is_hopeless`: the load ends early, by the rule of measure/hopeless.py.
+    """
 
     start_s: float
     end_s: float
     is_steady: bool
+    is_hopeless: bool = False
 
 
 class Counts(NamedTuple):
@@ -90,6 +98,7 @@ class WindowRule:
         self._plan = plan
         self._started_s = started_s
         self._ramp = _RampWatch(plan, started_s)
+        self._hopeless = _hopeless_watch(plan)
         self._curve: _Curve | None = None
         self._finished_at_open = 0
         self._period = 0  # requests of one; 0: the load has no periods
@@ -108,9 +117,7 @@ class WindowRule:
         if plan.is_warmup or plan.protocol is LoadProtocol.BURST:
             return self._judge_all(now_s, counts.finished)
         if self._curve is None:
-            if self._ramp.is_over(now_s, counts):
-                self._open(now_s, counts)
-            return None
+            return self._judge_ramp(now_s, counts)
         self._curve.add(now_s, counts.output_tokens)
         is_period_end = self._note_periods(now_s, counts.finished)
         length_s = now_s - self._curve.start_s
@@ -121,6 +128,15 @@ class WindowRule:
             return None
         end_s = self._last_end_s(self._curve.start_s + plan.min_window_s, now_s)
         return self._close(self._curve, end_s)
+
+    def _judge_ramp(self, now_s: float, counts: Counts) -> Window | None:
+        if self._hopeless is not None:
+            span = self._hopeless.look(now_s, counts.streams, counts.finished, counts.output_tokens)
+            if span is not None:
+                return Window(*span, is_steady=False, is_hopeless=True)
+        if self._ramp.is_over(now_s, counts):
+            self._open(now_s, counts)
+        return None
 
     def _judge_all(self, now_s: float, finished: int) -> Window | None:
         if finished >= self._plan.concurrency:
@@ -165,6 +181,12 @@ class WindowRule:
         limit = DRIFT if is_open_loop or periods > 1 else SWING
         drift, noise = drift_of(rates)
         return abs(drift) <= max(limit * rate, noise)
+
+
+def _hopeless_watch(plan: LoadPlan) -> HopelessWatch | None:
+    if plan.worth is None or plan.protocol is not LoadProtocol.CLOSED_LOOP:
+        return None
+    return HopelessWatch(plan.worth, plan.concurrency)
 
 
 def longest_ramp_s(plan: LoadPlan) -> float:

@@ -59,6 +59,7 @@ class LoadHead:
     is_steady: bool
     client: ClientHealth
     start: LoadStart
+    cut_below: float | None = None
 
 
 @dataclasses.dataclass(frozen=True, slots=True)

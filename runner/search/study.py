@@ -14,7 +14,7 @@ from runner.errors import StudyError
 from runner.expression import Expression
 from runner.launch import spec_hash
 from runner.plans import lengths_of
-from runner.search.budget import OBJECTIVE_POSITION, reason_to_stop, spent_budget
+from runner.search.budget import OBJECTIVE_POSITION, reason_to_stop, spent_budget, worth
 from runner.search.history import Counts, PastTrial, count
 from runner.search.proposals import (
     Proposal,
@@ -82,6 +82,10 @@ class Search:
         return reason_to_stop(
             self._trials[number], self._history, self._settings.objectives, position, value, doubt
         )
+
+    def worth(self, number: int, position: int) -> float | None:
+        """What the load of a rung must reach to matter (tokens/s), None: unknown (budget.py)."""
+        return worth(self._trials[number], self._history, self._settings.objectives, position)
 
     def settle(self, result: TrialResult) -> TrialResult:
         """The result to keep and tell: invalid once too often becomes failed, same reason."""

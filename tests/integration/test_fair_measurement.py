@@ -98,6 +98,16 @@ def test_the_servers_running_count_is_not_the_concurrency(tmp_path: Path) -> Non
     assert not any("in flight" in reason for reason in result.reasons)
 
 
+def test_a_hopeless_load_ends_early_and_leaves_the_servers_drained(tmp_path: Path) -> None:
+    with launch(tmp_path, {"pp_size": 2, "max_running_requests": 16}) as servers:
+        rung = measure(replace(PLAN, worth=1e6), servers)
+        assert ask(tmp_path, "/v1/loads").json()["loads"][0]["num_running_reqs"] == 0
+    result = judge_rung(rung, (), PLAN)
+    assert (result.valid, result.cut_below) == (False, 1e6)
+    assert result.output_throughput > 0.0
+    assert result.reasons[0].startswith("cut short: at ")
+
+
 def test_no_phase_starts_while_ghosts_of_the_last_one_run(tmp_path: Path) -> None:
     with launch(tmp_path, {"pp_size": 2, "max_running_requests": 16}, "ghost-requests") as servers:
         # Ends by cutting its streams: each leaves a ghost, with far more to do than we need to ask.

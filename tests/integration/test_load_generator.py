@@ -23,6 +23,7 @@ from runner.trial import (
     LoadProtocol,
     LoadRun,
     LoadStart,
+    RequestRecord,
     RequestStatus,
     RungRecord,
 )
@@ -325,6 +326,55 @@ def test_shards_that_hardly_ran_together_are_not_steady(
     health = ClientHealth(0.1, 0.0)
     runs = [LoadRun((), start_s, start_s, end_s, True, health) for start_s, end_s in windows]
     assert merge_runs(runs).is_steady is is_steady
+
+
+def shard_of(start_s: float, end_s: float, rate: float, cut_below: float | None = None) -> LoadRun:
+    """A shard that saw `rate` tokens a second from 0 to its end."""
+    times_s = tuple(turn / rate for turn in range(1, round(rate * end_s) + 1))
+    record = RequestRecord(
+        "r", 0, 0.0, times_s[0], end_s, times_s, 8, len(times_s), 99, 0, RequestStatus.CUT
+    )
+    health, is_steady = ClientHealth(0.1, 0.0), cut_below is None
+    return LoadRun((record,), 0.0, start_s, end_s, is_steady, health, cut_below=cut_below)
+
+
+def test_the_shard_that_ends_first_as_hopeless_gives_its_window() -> None:
+    # Without the first one the second has the server for itself, and gets fast.
+    cut, later = shard_of(5.0, 9.0, 2.0, cut_below=20.0), shard_of(10.0, 40.0, 3.0)
+    merged = merge_runs([later, cut])
+    assert (merged.window, merged.is_steady, merged.cut_below) == ((5.0, 9.0), False, 20.0)
+
+
+def test_shards_that_were_not_hopeless_together_are_not_steady() -> None:
+    cut, fast = shard_of(5.0, 9.0, 2.0, cut_below=20.0), shard_of(4.0, 40.0, 12.0)
+    merged = merge_runs([cut, fast])
+    assert (merged.window, merged.is_steady, merged.cut_below) == ((5.0, 9.0), False, None)
+
+
+def test_a_shard_that_ends_as_hopeless_behind_the_others_decides_nothing() -> None:
+    whole, cut = shard_of(2.0, 9.0, 2.0), shard_of(4.0, 40.0, 2.0, cut_below=20.0)
+    merged = merge_runs([whole, cut])
+    assert (merged.window, merged.is_steady, merged.cut_below) == ((4.0, 9.0), False, None)
+
+
+def test_shards_of_a_hopeless_load_end_early_by_their_share_of_the_streams() -> None:
+    plan = replace(LOOP, concurrency=5, max_window_s=60.0, min_window_s=30.0)
+    runs: dict[tuple[int, float], LoadRun] = {}
+
+    def shard(number: int, url: str, worth: float) -> None:
+        load = replace(plan, worth=worth)
+        runs[number, worth] = LoadGenerator(Clock()).run(load, [Target(0, url)], number, 2)
+
+    with ScriptedServer() as server:
+        threads = [threading.Thread(target=shard, args=(n, server.url, 1e6)) for n in range(2)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert [run.cut_below for run in runs.values()] == [1e6, 1e6]
+    merged = merge_runs(list(runs.values()))
+    assert (merged.cut_below, merged.is_steady) == (1e6, False)
+    assert all(record.status is not RequestStatus.FAILED for record in merged.records)
 
 
 def test_cancel_ends_a_load_and_frees_the_server() -> None:

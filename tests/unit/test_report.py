@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import re
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -107,6 +108,15 @@ def test_table_names_what_failed_and_why() -> None:
     assert lines_of(text, "#3") == [
         "   #3 pruned     pp8 d8 cap4 graph triton clearly behind after C=32: 100 tokens/s"
     ]
+
+
+def test_a_trial_that_was_cut_short_is_called_that_and_not_ranked() -> None:
+    rung = replace(make_ladder(100.0)[0], valid=False, reasons=("cut short",), cut_below=400.0)
+    pruned = make_result(3, 100.0, outcome=Outcome.PRUNED, rungs=(rung,))
+    results = [make_result(0, 500.0), pruned]
+    (line,) = lines_of(printed(results), "#3")
+    assert line.endswith("cut short at C=32: hopelessly behind with 100 tokens/s")
+    assert [setting.number for setting in rank(results, STUDY).settings] == [0]
 
 
 def test_a_retried_trial_points_at_its_retry() -> None:

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from runner.search.budget import reason_to_stop, spent_budget
+from runner.search.budget import reason_to_stop, spent_budget, worth
 from runner.search.history import PastTrial
 from runner.settings import Direction, Objective, SearchSettings
 from runner.trial import Outcome
@@ -68,7 +68,7 @@ def test_a_value_in_doubt_is_taken_at_its_best(
     """61 x 1.3 is below 80, 103 x 0.7 is above 72."""
     reason = reason_to_stop(TRIAL, HISTORY, [objective], 0, value, doubt=0.3)
     assert (reason is not None) is stops
-    assert reason is None or "drifting, still" in reason
+    assert reason is None or "not steady yet, still" in reason
 
 
 def test_trial_is_stopped_only_at_the_rung_of_the_objective() -> None:
@@ -129,3 +129,39 @@ def test_spent_budget_is_named_with_its_numbers(
 ) -> None:
     search = replace(SearchSettings("auto", 20, 0, None, None, None, None), **limits)  # type: ignore[arg-type]
     assert spent_budget(search, 29.5, 7, 5000.0) == spent
+
+
+@pytest.mark.parametrize("value", [79.9, 80.0, 80.1])
+def test_a_load_must_reach_what_does_not_stop_its_trial(value: float) -> None:
+    least = worth(TRIAL, HISTORY, [SPEED], 0)
+    assert least is not None
+    assert (stop(value) is not None) is (value < least)
+
+
+@pytest.mark.parametrize(
+    "trial",
+    [replace(TRIAL, name="tp8"), replace(TRIAL, repeat_of=0), replace(TRIAL, retry_of=5)],
+    ids=["baseline", "repeat", "retry"],
+)
+def test_what_must_be_measured_in_full_has_nothing_to_reach(trial: PastTrial) -> None:
+    assert worth(trial, HISTORY, [SPEED], 0) is None
+
+
+@pytest.mark.parametrize(
+    "objective",
+    [
+        DELAY,
+        replace(SPEED, metric="total_throughput"),
+        replace(SPEED, metric="tokens_per_joule"),
+        replace(SPEED, direction=Direction.MINIMIZE),
+    ],
+)
+def test_only_a_throughput_that_the_load_sees_must_be_reached(objective: Objective) -> None:
+    assert worth(TRIAL, HISTORY, [objective], 0) is None
+
+
+def test_nothing_must_be_reached_where_nothing_would_be_stopped() -> None:
+    assert worth(TRIAL, HISTORY, [SPEED], 1) is None
+    assert worth(TRIAL, HISTORY, [SPEED, DELAY], 0) is None
+    assert worth(TRIAL, [*HISTORY[:3], TRIAL], [SPEED], 0) is None
+    assert worth(TRIAL, [TRIAL], [SPEED], 0) is None

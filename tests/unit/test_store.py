@@ -350,6 +350,7 @@ loads = st.builds(
     is_steady=st.booleans(),
     client=st.builds(ClientHealth, finite, finite),
     start=st.sampled_from(LoadStart),
+    cut_below=st.none() | finite,
 )
 
 

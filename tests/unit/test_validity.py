@@ -71,6 +71,26 @@ def with_first(count: int, **changes: object) -> RungRecord:
     return with_load(records=(*changed, *REQUESTS[count:]))
 
 
+def test_a_load_that_was_cut_short_has_that_one_reason() -> None:
+    """Its window is short: requests may queue through it, and it need not be steady."""
+    queued = request(0, 0)
+    queued = replace(
+        queued,
+        send_s=4.0,
+        end_s=26.0,
+        first_token_s=None,
+        token_s=(),
+        output_tokens=0,
+        status=RequestStatus.CUT,
+    )
+    records = (*REQUESTS, queued)
+    assert any("hung" in reason for reason in reasons(with_load(records=records)))
+    rung = with_load(records=records, is_steady=False, cut_below=100.0)
+    (reason,) = reasons(rung)
+    assert reason.startswith("cut short: at ")
+    assert "less than 50% of the 100 it had to reach" in reason
+
+
 def test_a_fair_rung_has_no_reasons() -> None:
     assert reasons(RUNG) == ()
     assert reasons(RUNG, None) == ()

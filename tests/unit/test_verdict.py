@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from runner.canary import CanaryReference, CanaryState, GreedyOutput
+from runner.measure.hopeless import HOPELESS
 from runner.measure.metrics import judge_rung
 from runner.plans import rung_plans
 from runner.settings import StudySettings
@@ -137,6 +138,52 @@ def test_a_drifting_rung_that_may_be_good_is_invalid() -> None:
     assert not driver.keeper.go_on(drifting(record(driver.keeper.plans[0], 0)))
     result = conclude(IDENTITY, MEASURED, driver.keeper, launch=3)
     assert result.outcome is Outcome.INVALID
+
+
+def cut_short(rung: RungRecord, worth: float) -> RungRecord:
+    load = replace(rung.loads[0], is_steady=False, cut_below=worth)
+    return replace(rung, loads=(load,))
+
+
+def test_a_rung_that_was_cut_short_prunes_its_trial_and_keeps_its_value() -> None:
+    driver = Driver(study(), reason="far behind 1250")
+    assert not driver.keeper.go_on(cut_short(record(driver.keeper.plans[0], 0), 1000.0))
+    result = conclude(IDENTITY, replace(MEASURED, stopped_early=True), driver.keeper, launch=3)
+    said = f"cut short: at 320 tokens/s it was less than {HOPELESS:.0%} of the 1000 it had to reach"
+    assert (result.outcome, result.reason) == (Outcome.PRUNED, f"{said}; far behind 1250")
+    assert result.values == pytest.approx([320.0])
+    (rung,) = result.rungs
+    assert (rung.valid, rung.reasons, rung.notes, rung.cut_below) == (False, (said,), (), 1000.0)
+
+
+def test_a_rung_that_was_cut_short_and_is_not_far_behind_is_invalid() -> None:
+    driver = Driver(study())
+    assert not driver.keeper.go_on(cut_short(record(driver.keeper.plans[0], 0), 1000.0))
+    result = conclude(IDENTITY, MEASURED, driver.keeper, launch=3)
+    assert result.outcome is Outcome.INVALID
+
+
+def test_a_rung_that_was_cut_short_and_unfair_is_measured_again() -> None:
+    driver = Driver(study(), reason="far behind")
+    rung = cut_short(record(driver.keeper.plans[0], 0, wanted=33), 1000.0)
+    assert not driver.keeper.go_on(rung)
+    assert conclude(IDENTITY, MEASURED, driver.keeper, launch=3).outcome is Outcome.INVALID
+
+
+def test_a_search_rung_is_told_what_it_must_reach() -> None:
+    driver = Driver(study())
+    driver.keeper.worth = {0: 80.0}.get
+    told = [driver.keeper.next_load(position, []) for position in (0, 1)]
+    assert [plan.worth for plan in told if plan is not None] == [80.0, None]
+
+
+def test_a_re_measurement_is_never_told_what_it_must_reach() -> None:
+    driver = Driver(study())
+    driver.keeper.plans = rung_plans(study(), 7, is_repeat=True)
+    driver.keeper.worth = {0: 80.0}.get
+    plan = driver.keeper.next_load(0, [])
+    assert plan is not None
+    assert plan.worth is None
 
 
 def test_a_rung_that_is_unfair_for_another_reason_too_is_not_judged_by_its_value() -> None:
