@@ -34,6 +34,7 @@ from runner.record.store import StudyState, StudyStore
 from runner.record.tracking import Tracker
 from runner.search.storage import move_study
 from runner.search.study import Search
+from runner.session_gpus import know_gpus
 from runner.settings import StudySettings
 from runner.sharing import Sharing
 from runner.trial import Outcome
@@ -83,11 +84,12 @@ def run_session(request: SessionRequest) -> int:
 def open_machine(request: SessionRequest, store: StudyStore, view: View) -> Executor:
     """Open the executor; what it needs of its machine is tried before the first launch.
 
-    The servers' flags each time, the GPUs once per study, the load generators once per start of
+    The servers' flags each time, each GPU once per study, the load generators once per start of
     the machine.
 
-    Raises ConfigError for a parameter that the servers do not have, StudyError when others use the
-    study's GPUs, or when it asks for power that they do not tell.
+    Raises ConfigError for a parameter that the servers do not have, or GPUs of another model than
+    the study ran on; StudyError when others use the study's GPUs, or when it asks for power that
+    they do not tell.
     """
     executor = request.open_executor(request.settings, store)
     try:
@@ -97,11 +99,7 @@ def open_machine(request: SessionRequest, store: StudyStore, view: View) -> Exec
             if environment.note is not None:
                 view.handle(Note(environment.note))
         executor.check_gpus()
-        idle = store.read_idle()
-        if idle is None:
-            idle = executor.idle_gpus()
-            store.write_idle(idle)
-        require_power(request.settings, idle)
+        require_power(request.settings, know_gpus(executor, request.settings, store, view))
         check_load(executor, request.settings, store, view)
     except RunnerError:
         executor.close()

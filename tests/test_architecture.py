@@ -25,6 +25,7 @@ LAYERS = (
     "tune",
     "held_launch",
     "load_check",
+    "session_gpus",
     "sharing",
     "verdict",
     "run_trial",

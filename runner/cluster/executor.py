@@ -11,6 +11,7 @@ from typing import Protocol, TypeAlias
 from runner.engines.sglang.environment import ServerEnvironment
 from runner.load.self_check import LoadCheck
 from runner.measure.idle import IdleGpu
+from runner.measure.power import GpuIdentity
 from runner.trial import LaunchSpec, RunningServers
 
 
@@ -103,8 +104,12 @@ class Executor(Protocol):
         """Raise StudyError when others use the study's GPUs; while nothing of it runs on them."""
         ...
 
-    def idle_gpus(self) -> tuple[IdleGpu, ...]:
-        """Read the GPUs that the study may use for a few seconds, with no server of it running.
+    def gpus(self) -> tuple[GpuIdentity, ...]:
+        """The GPUs that the study may use now."""
+        ...
+
+    def idle_gpus(self, gpus: tuple[GpuIdentity, ...]) -> tuple[IdleGpu, ...]:
+        """Read these of its GPUs for a few seconds, with no server of the study running.
 
         Raises ClusterLost if one cannot be read.
         """

@@ -18,7 +18,7 @@ from runner.cluster.servers import HttpServers, LaunchParts, check_loads
 from runner.engines.program import environment_for, program_for, sensor_for, with_cache
 from runner.engines.sglang.environment import ServerEnvironment
 from runner.engines.sglang.server import Server
-from runner.engines.simulated import SimulatedServers, simulated_idle
+from runner.engines.simulated import SimulatedServers, simulated_gpus, simulated_idle
 from runner.errors import Interrupted, StudyError
 from runner.load.self_check import LoadCheck
 from runner.measure.idle import IdleGpu
@@ -82,11 +82,17 @@ class InlineExecutor:
         if self._settings.engine.kind is not EngineKind.SIMULATED:
             self._pool.require(self._pool.gpus, lambda _: None)
 
-    def idle_gpus(self) -> tuple[IdleGpu, ...]:
+    def gpus(self) -> tuple[GpuIdentity, ...]:
+        """See Executor.gpus."""
+        if self._settings.engine.kind is EngineKind.SIMULATED:
+            return simulated_gpus(self._settings)
+        return self._pool.gpus
+
+    def idle_gpus(self, gpus: tuple[GpuIdentity, ...]) -> tuple[IdleGpu, ...]:
         """See Executor.idle_gpus."""
         if self._settings.engine.kind is EngineKind.SIMULATED:
-            return simulated_idle(self._settings)
-        return self._meter.idle(self._pool.gpus)
+            return simulated_idle(self._settings, gpus)
+        return self._meter.idle(gpus)
 
     def interrupt(self) -> None:
         """See Executor.interrupt."""

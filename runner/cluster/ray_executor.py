@@ -47,7 +47,7 @@ from runner.cluster.servers import STREAMS_PER_LOAD, HttpServers, LaunchParts, c
 from runner.engines.lease import end_own
 from runner.engines.program import environment_for, program_for, sensor_for, with_cache
 from runner.engines.sglang.environment import ServerEnvironment
-from runner.engines.simulated import simulated_idle
+from runner.engines.simulated import simulated_gpus, simulated_idle
 from runner.errors import ClusterLost, Interrupted, StudyError
 from runner.load.self_check import LoadCheck
 from runner.measure.idle import IdleGpu
@@ -148,12 +148,17 @@ class RayExecutor:
         if self._settings.engine.kind is not EngineKind.SIMULATED and self._is_own:
             self._pool.require(self._gpus, lambda _: None)
 
-    def idle_gpus(self) -> tuple[IdleGpu, ...]:
+    def gpus(self) -> tuple[GpuIdentity, ...]:
+        """See Executor.gpus; on a cluster that runs, all of the node that its servers run on."""
+        if self._settings.engine.kind is EngineKind.SIMULATED:
+            return simulated_gpus(self._settings)
+        return tuple(gpu for gpu in self._gpus if gpu.kind is not GpuKind.PARTITIONED)
+
+    def idle_gpus(self, gpus: tuple[GpuIdentity, ...]) -> tuple[IdleGpu, ...]:
         """See Executor.idle_gpus."""
         if self._settings.engine.kind is EngineKind.SIMULATED:
-            return simulated_idle(self._settings)
-        usable = (gpu for gpu in self._gpus if gpu.kind is not GpuKind.PARTITIONED)
-        return self._meter.idle(tuple(usable))
+            return simulated_idle(self._settings, gpus)
+        return self._meter.idle(gpus)
 
     def interrupt(self) -> None:
         """See Executor.interrupt."""

@@ -20,10 +20,12 @@ from runner.engines.virtual_power import PERIOD_S, MeteredGpus, VirtualMeter
 from runner.errors import ConfigError, Infeasible
 from runner.launch import CAP, MAX_RUNNING, as_int, live_cap
 from runner.machine.front import Front
+from runner.machine.hardware import GpuHardware
 from runner.machine.profile import load_profile
 from runner.machine.shape import highest_live_cap, memory_used_bytes
 from runner.measure.evidence import near
 from runner.measure.idle import IdleGpu
+from runner.measure.power import GpuIdentity
 from runner.measure.restarts import MOST_LOADS
 from runner.measure.window import longest_load_s
 from runner.pipeline import (
@@ -202,15 +204,35 @@ def gpu_uuid(index: int) -> str:
     return f"GPU-sim-{index}"
 
 
-def simulated_idle(settings: StudySettings) -> tuple[IdleGpu, ...]:
-    """The study's GPUs before anything runs on them, as the profile has them."""
-    if settings.engine.profile is None:
-        raise ConfigError("engine.profile: missing; the simulated engine needs a profile")
-    gpu = load_profile(settings.engine.profile).gpu
+def simulated_gpus(settings: StudySettings) -> tuple[GpuIdentity, ...]:
+    """The study's GPUs, as the profile has them."""
+    gpu = _gpu_of(settings)
     return tuple(
-        IdleGpu(index, gpu_uuid(index), gpu.name, gpu.idle_w, gpu.power_limit_w)
+        GpuIdentity(index, gpu_uuid(index), gpu.name, gpu.memory_bytes, gpu.power_limit_w)
         for index in range(settings.hardware.gpus)
     )
+
+
+def simulated_idle(settings: StudySettings, gpus: tuple[GpuIdentity, ...]) -> tuple[IdleGpu, ...]:
+    """These GPUs before anything runs on them, as the profile has them."""
+    idle_w = _gpu_of(settings).idle_w
+    return tuple(
+        IdleGpu(
+            index=gpu.index,
+            uuid=gpu.uuid,
+            name=gpu.name,
+            power_w=idle_w,
+            power_limit_w=gpu.power_limit_w,
+            memory_bytes=gpu.memory_total_bytes,
+        )
+        for gpu in gpus
+    )
+
+
+def _gpu_of(settings: StudySettings) -> GpuHardware:
+    if settings.engine.profile is None:
+        raise ConfigError("engine.profile: missing; the simulated engine needs a profile")
+    return load_profile(settings.engine.profile).gpu
 
 
 def seed_of(plan: LoadPlan, place: int) -> int:

@@ -9,14 +9,16 @@ from dataclasses import dataclass
 from runner.insight.ranking import Ranking
 from runner.measure.idle import IdleGpu
 from runner.record.codec import encode
+from runner.trial import RungResult, TrialResult
 
 UNAVAILABLE = "unavailable"
 
 
 @dataclass(frozen=True, slots=True)
 class PowerFacts:
-    """Sums over GPUs: those of the best setting, or all of the study's while there is no best.
+    """Sums over the GPUs of the best setting; means over its measurements, which may be on others.
 
+    While there is no best, those of the trial that was measured last, or all that were read.
     None: unavailable for one of them at least. `best_w`: mean power at the first objective's rung.
     """
 
@@ -33,25 +35,28 @@ class PowerFacts:
         return self.best_w / self.limit_w
 
 
-def power_facts(ranking: Ranking, idle: Sequence[IdleGpu]) -> PowerFacts:
-    """What is known of the GPUs; `idle` as read before the first launch."""
+def power_facts(
+    ranking: Ranking, results: Sequence[TrialResult], idle: Sequence[IdleGpu]
+) -> PowerFacts:
+    """What is known of the GPUs; `idle`: each as read before the first launch on it."""
     rungs = [] if ranking.best is None else ranking.best.rungs_at(ranking.objectives[0].concurrency)
-    used = {gpu.gpu_uuid for rung in rungs for gpu in rung.gpus}
-    gpus = [gpu for gpu in idle if gpu.uuid in used or not used]
-    is_whole = bool(gpus) and used <= {gpu.uuid for gpu in gpus}
-    powers = [rung.power_w for rung in rungs]
-    best_w = _sum(powers) if rungs else None
+    used = [uuids for rung in rungs if (uuids := _gpus_of(rung))] or _last_used(results)
+    places = used or [[gpu.uuid for gpu in idle]]
+    idle_w = {gpu.uuid: gpu.power_w for gpu in idle}
+    limit_w = {gpu.uuid: gpu.power_limit_w for gpu in idle}
     return PowerFacts(
-        gpus=len(used) or len(gpus),
-        idle_w=_sum([gpu.power_w for gpu in gpus]) if is_whole else None,
-        limit_w=_sum([gpu.power_limit_w for gpu in gpus]) if is_whole else None,
-        best_w=None if best_w is None else best_w / len(powers),
+        gpus=max(map(len, places)),
+        idle_w=_mean([_sum([idle_w.get(uuid) for uuid in uuids]) for uuids in places]),
+        limit_w=_mean([_sum([limit_w.get(uuid) for uuid in uuids]) for uuids in places]),
+        best_w=_mean([rung.power_w for rung in rungs]),
     )
 
 
-def power_document(ranking: Ranking, idle: Sequence[IdleGpu]) -> dict[str, object]:
-    """The same for JSON; null: unavailable."""
-    facts = power_facts(ranking, idle)
+def power_document(
+    ranking: Ranking, results: Sequence[TrialResult], idle: Sequence[IdleGpu]
+) -> dict[str, object]:
+    """The same for JSON; null: unavailable. `gpus`: all that were read, by `reading`."""
+    facts = power_facts(ranking, results, idle)
     return {
         "idle_power_w": facts.idle_w,
         "power_limit_w": facts.limit_w,
@@ -61,11 +66,13 @@ def power_document(ranking: Ranking, idle: Sequence[IdleGpu]) -> dict[str, objec
     }
 
 
-def power_words(ranking: Ranking, idle: Sequence[IdleGpu]) -> Iterator[str]:
+def power_words(
+    ranking: Ranking, results: Sequence[TrialResult], idle: Sequence[IdleGpu]
+) -> Iterator[str]:
     """The sentences of the report; none when nothing was read."""
     if not idle:
         return
-    facts = power_facts(ranking, idle)
+    facts = power_facts(ranking, results, idle)
     which, whose = ("GPU", "its") if facts.gpus == 1 else (f"{facts.gpus} GPUs", "their")
     limit = f"limit {_watts(facts.limit_w)}"
     if facts.share is not None:
@@ -90,6 +97,26 @@ def _watts(value: float | None) -> str:
     return UNAVAILABLE if value is None else f"{value:.0f} W"
 
 
+def _gpus_of(rung: RungResult) -> list[str]:
+    return [gpu.gpu_uuid for gpu in rung.gpus]
+
+
+def _last_used(results: Sequence[TrialResult]) -> list[list[str]]:
+    """The GPUs of the last rung of the latest trial that names any."""
+    for result in sorted(results, key=lambda result: -result.number):
+        for rung in reversed(result.rungs):
+            if rung.gpus:
+                return [_gpus_of(rung)]
+    return []
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    """None without values, or where one is unavailable."""
+    total = _sum(values)
+    return None if total is None else total / len(values)
+
+
 def _sum(values: Sequence[float | None]) -> float | None:
+    """None without values, or where one is unavailable."""
     known = [value for value in values if value is not None]
-    return math.fsum(known) if len(known) == len(values) else None
+    return math.fsum(known) if known and len(known) == len(values) else None

@@ -53,7 +53,7 @@ def report_document(
         "contenders": [setting.number for setting in ranking.contenders],
         "baselines": [encode(result) for result in _last_of_each_baseline(ordered)],
         "trials": [encode(result) for result in ordered],
-        "power": power_document(ranking, idle),
+        "power": power_document(ranking, results, idle),
         **({} if lengths is None else {"lengths": lengths}),
     }
 
@@ -82,7 +82,7 @@ def print_report(
     """Print the table, best first, then the verdict and what to do next.
 
     `state` None: not said. `home_option` is put behind each printed command, ` --home /data`.
-    `idle`: the GPUs before the study's first launch.
+    `idle`: the GPUs before the study's first launch on them.
     """
     summary = summarize(results, settings, idle)
     steps = [f"{words:<19} {command}{home_option}" for words, command in _steps(settings, state)]

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from runner.insight.confirmation import confirmation_words, lengths_title
+from runner.insight.gpu_words import moved_words
 from runner.insight.power_words import power_words
 from runner.insight.ranking import Ranking, Setting, rank
 from runner.insight.server_words import server_words
@@ -110,8 +111,8 @@ def summarize(
         objective=settings.objectives[0],
         rows=tuple(_row(setting, ranking, ladder) for setting in ranking.settings),
         unfinished=tuple(_unfinished(results)),
-        verdict=tuple(_verdict(ranking, results, settings)),
-        power=tuple(power_words(ranking, idle)),
+        verdict=(*_verdict(ranking, results, settings), *moved_words(ranking, idle)),
+        power=tuple(power_words(ranking, results, idle)),
         rows_title=lengths_title(ranking.lengths, settings),
         searched_rows=tuple(_row(each, ranking.searched or ranking, ladder) for each in searched),
         searched_title=lengths_title(TrialLengths.SEARCH, settings) if searched else "",

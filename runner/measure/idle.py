@@ -18,9 +18,11 @@ POWER_METRICS = ("power_w", "energy_j", "tokens_per_joule", "joules_per_request"
 
 @dataclass(frozen=True, slots=True)
 class IdleGpu:
-    """One GPU before the study's first launch. None: unavailable, never 0.
+    """One GPU before the study's first launch on it. None: unavailable, never 0.
 
-    `pids`: processes that held memory on it while its power was read.
+    `pids`: processes that held memory on it while its power was read. GPUs that were read together
+    have the same number of their `reading`: 0 for those of the first session, one more each time
+    that a later session finds GPUs which were not read before.
     """
 
     index: int
@@ -30,6 +32,8 @@ class IdleGpu:
     power_limit_w: float | None
     pids: tuple[int, ...] = ()
     capability: tuple[int, int] | None = None
+    memory_bytes: int | None = None
+    reading: int = 0
 
 
 def read_idle(sensor: GpuSensor, gpus: Sequence[GpuIdentity], clock: Clock) -> tuple[IdleGpu, ...]:
@@ -52,6 +56,7 @@ def read_idle(sensor: GpuSensor, gpus: Sequence[GpuIdentity], clock: Clock) -> t
             power_limit_w=gpu.power_limit_w,
             pids=tuple(process.pid for process in sensor.processes(gpu.uuid)),
             capability=gpu.capability,
+            memory_bytes=gpu.memory_total_bytes or None,
         )
         for gpu in gpus
     )

@@ -104,6 +104,15 @@ def test_it_knows_the_flags_of_its_servers(executor: Executor) -> None:
     assert executor.server_environment() == emulated_environment()
 
 
+def test_it_reads_the_gpus_that_it_is_asked_for(executor: Executor) -> None:
+    gpus = executor.gpus()
+    assert [gpu.index for gpu in gpus] == [0, 1]
+    (idle,) = executor.idle_gpus(gpus[1:])
+    assert (idle.index, idle.uuid, idle.name) == (1, gpus[1].uuid, gpus[1].name)
+    assert idle.power_w is not None
+    assert idle.memory_bytes == gpus[1].memory_total_bytes
+
+
 def test_its_load_generator_can_be_tried(executor: Executor) -> None:
     (check,) = executor.check_load(4)
     assert check.streams == 4

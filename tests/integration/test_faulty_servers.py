@@ -214,7 +214,7 @@ def test_a_dirty_gpu_is_replaced_by_a_spare(tmp_path: Path) -> None:
             )
         ]
         end_child(child)
-        assert [gpu.index for gpu in machine.executor.idle_gpus()] == [1]
+        assert [gpu.index for gpu in machine.executor.gpus()] == [1]
 
 
 def test_a_dirty_gpu_without_a_spare_ends_the_study_with_its_name(tmp_path: Path) -> None:

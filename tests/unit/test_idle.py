@@ -19,14 +19,14 @@ from runner.errors import ClusterLost, StudyError
 from runner.insight.terminal import view_for
 from runner.machine.profile import load_profile
 from runner.measure.idle import IdleGpu, read_idle, require_power
-from runner.measure.power import NvmlSensor
+from runner.measure.power import GpuIdentity, NvmlSensor
 from runner.record.store import StudyStore
 from runner.session import SessionRequest, open_machine
 from runner.settings import StudySettings
-from runner.trial import EngineKind
+from runner.trial import EngineKind, GpuEnergy, TrialResult
 from tests.fake_nvml import FakeGpu, FakeNvml
 from tests.fake_python import FakePython
-from tests.samples import make_settings
+from tests.samples import make_result, make_settings
 from tests.server_flags import help_text, real_environment
 from tests.studies import CPU, study
 
@@ -71,7 +71,8 @@ def test_idle_power_of_emulated_gpus(tmp_path: Path) -> None:
 
 def test_idle_power_of_simulated_gpus_is_the_profiles(tmp_path: Path) -> None:
     settings = study(CPU, engine={"kind": "simulated", "profile": "cpu-blocking-pp2"})
-    taken = InlineExecutor(settings, tmp_path, tmp_path).idle_gpus()
+    executor = InlineExecutor(settings, tmp_path, tmp_path)
+    taken = executor.idle_gpus(executor.gpus())
     assert len(taken) == settings.hardware.gpus
     assert {gpu.power_w for gpu in taken} == {load_profile("cpu-blocking-pp2").gpu.idle_w}
 
@@ -118,7 +119,7 @@ def test_the_inline_executor_uses_only_what_is_visible(
     )
     hardware = replace(settings.hardware, gpus=1)
     one = replace(settings, engine=engine, hardware=hardware)
-    assert [gpu.uuid for gpu in InlineExecutor(one, tmp_path, tmp_path).idle_gpus()] == ["GPU-3"]
+    assert [gpu.uuid for gpu in InlineExecutor(one, tmp_path, tmp_path).gpus()] == ["GPU-3"]
     two = replace(one, hardware=replace(hardware, gpus=2))
     with pytest.raises(StudyError, match="2 GPUs, 1 found here with CUDA_VISIBLE_DEVICES=3;"):
         InlineExecutor(two, tmp_path, tmp_path)
@@ -129,7 +130,7 @@ class FakeExecutor:
     """Its machine's GPUs; notes how often they are read, and whether it was closed."""
 
     def __init__(self, gpus: tuple[IdleGpu, ...]) -> None:
-        self.gpus = gpus
+        self.found = gpus
         self.reads = 0
         self.refusal: StudyError | None = None
         self.is_closed = False
@@ -141,9 +142,13 @@ class FakeExecutor:
         if self.refusal is not None:
             raise self.refusal
 
-    def idle_gpus(self) -> tuple[IdleGpu, ...]:
+    def gpus(self) -> tuple[GpuIdentity, ...]:
+        return tuple(GpuIdentity(g.index, g.uuid, g.name, 0, g.power_limit_w) for g in self.found)
+
+    def idle_gpus(self, gpus: tuple[GpuIdentity, ...]) -> tuple[IdleGpu, ...]:
         self.reads += 1
-        return self.gpus
+        wanted = {gpu.uuid for gpu in gpus}
+        return tuple(gpu for gpu in self.found if gpu.uuid in wanted)
 
     def close(self) -> None:
         self.is_closed = True
@@ -174,6 +179,26 @@ def test_a_study_on_power_that_is_not_told_ends_before_its_first_launch(tmp_path
     with pytest.raises(StudyError, match="is unavailable"):
         open_on(executor, store, make_settings(objectives=(objective,)))
     assert executor.is_closed
+
+
+def test_a_study_on_power_asks_the_gpus_of_this_session_only(tmp_path: Path) -> None:
+    store, executor = StudyStore(tmp_path, "demo"), FakeExecutor((BLIND,))
+    open_on(executor, store, make_settings())
+    store.write_result(on_gpu(BLIND.uuid))
+    objective = replace(make_settings().objectives[0], metric="tokens_per_joule")
+    asking = make_settings(objectives=(objective,))
+    executor.found = (SEES,)
+    assert open_on(executor, store, asking) is executor
+    assert store.read_idle() == (BLIND, replace(SEES, reading=1))
+    executor.found = (BLIND,)
+    with pytest.raises(StudyError, match="of 1 of 1 is unavailable"):
+        open_on(executor, store, asking)
+
+
+def on_gpu(uuid: str) -> TrialResult:
+    result = make_result(0, 300.0)
+    energies = (GpuEnergy(uuid, None, None, None, None, None),)
+    return replace(result, rungs=tuple(replace(rung, gpus=energies) for rung in result.rungs))
 
 
 def test_gpus_that_others_use_end_it_before_their_idle_power_is_believed(tmp_path: Path) -> None:

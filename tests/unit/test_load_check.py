@@ -13,6 +13,7 @@ from runner.insight.live import Event, Note
 from runner.load.self_check import LoadCheck
 from runner.load_check import BOOT_ID, FILE, check_load
 from runner.measure.idle import IdleGpu
+from runner.measure.power import GpuIdentity
 from runner.record.files import read_json, write_json
 from runner.record.store import StudyStore
 from runner.trial import LaunchSpec
@@ -54,7 +55,10 @@ class Machine:
     def check_gpus(self) -> None:
         raise NotImplementedError
 
-    def idle_gpus(self) -> tuple[IdleGpu, ...]:
+    def gpus(self) -> tuple[GpuIdentity, ...]:
+        raise NotImplementedError
+
+    def idle_gpus(self, gpus: tuple[GpuIdentity, ...]) -> tuple[IdleGpu, ...]:
         raise NotImplementedError
 
     def interrupt(self) -> None:
