@@ -59,6 +59,7 @@ class Evidence:
     schedulers: int = 0
     pauses: int | None = None
     paused_s: float | None = None
+    late_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,8 +193,9 @@ class BatchSample:
     A line of its log tells of one micro-batch: its requests (`running`), how many wait for any
     (`waiting`), whether it ran in a CUDA graph, and the share of the KV cache in use; or it tells
     how many requests lost their place (`retracted`), or for how long a process of the server
-    stopped to collect its garbage (`paused_s`). The counters hold all decode passes since the
-    server's start. A server has one scheduler for each `dp_rank`.
+    stopped to collect its garbage (`paused_s`). An emulated one tells how late it gives tokens, in
+    shares of a token's time (`late_share`), until it says 0. The counters hold all decode passes
+    since the server's start. A server has one scheduler for each `dp_rank`.
     """
 
     time_s: float
@@ -208,6 +209,7 @@ class BatchSample:
     graph_passes: int | None = None
     eager_passes: int | None = None
     paused_s: float | None = None
+    late_share: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

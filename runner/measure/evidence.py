@@ -14,13 +14,15 @@ kv_usage_max  the largest share of the KV cache in use that a line tells
 retractions   requests that lost their place because the KV cache was full
 pauses        how often a process of a server stopped to collect its garbage (Python's full
               collections; SGLang tells of them on demand), and paused_s for how long in all
+late_share    by how much an emulated server gave tokens late on average, in shares of a token's
+              time: the most that it told
 """
 
 from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import TypeAlias
 
@@ -58,6 +60,7 @@ def evidence_of(samples: Sequence[BatchSample], windows: Sequence[Span]) -> Evid
         schedulers=len(by_scheduler(inside)),
         pauses=len(pauses_s) if lines or pauses_s else None,
         paused_s=math.fsum(pauses_s) if lines or pauses_s else None,
+        late_share=max(_late_shares(samples, windows), default=None),
     )
 
 
@@ -70,20 +73,46 @@ def by_scheduler(samples: Iterable[BatchSample]) -> dict[Scheduler, list[BatchSa
 
 
 def near(samples: Sequence[BatchSample], start_s: float, end_s: float) -> tuple[BatchSample, ...]:
-    """Samples by time: those in [start_s, end_s], and the counters next to it on either side."""
+    """Samples by time: those in [start_s, end_s] and the counters next to it on either side.
+
+    Also how late an emulated server was by then.
+    """
     first = bisect_left(samples, start_s, key=_time_s)
     last = bisect_right(samples, end_s, key=_time_s)
-    before, after = reversed(samples[:first]), samples[last:]
-    return (*reversed(_next_counters(before)), *samples[first:last], *_next_counters(after))
+    before, after = samples[:first][::-1], samples[last:]
+    earlier = [*_next(before, _has_counters), *_next(before, _is_of_lateness)]
+    return (
+        *sorted(earlier, key=_time_s),
+        *samples[first:last],
+        *_next(after, _has_counters),
+    )
 
 
-def _next_counters(samples: Iterable[BatchSample]) -> list[BatchSample]:
-    """The first sample with counters of each scheduler."""
+def _next(
+    samples: Iterable[BatchSample], is_wanted: Callable[[BatchSample], bool]
+) -> list[BatchSample]:
+    """The first sample of each scheduler that is wanted."""
     found: dict[Scheduler, BatchSample] = {}
-    for sample in samples:
-        if sample.graph_passes is not None:
-            found.setdefault((sample.replica, sample.dp_rank), sample)
+    for sample in filter(is_wanted, samples):
+        found.setdefault((sample.replica, sample.dp_rank), sample)
     return list(found.values())
+
+
+def _has_counters(sample: BatchSample) -> bool:
+    return sample.graph_passes is not None
+
+
+def _is_of_lateness(sample: BatchSample) -> bool:
+    return sample.late_share is not None
+
+
+def _late_shares(samples: Sequence[BatchSample], windows: Sequence[Span]) -> Iterator[float]:
+    """What was told in the windows, and what held when they began."""
+    for told in by_scheduler(filter(_is_of_lateness, samples)).values():
+        for start_s, end_s in windows:
+            yield from (s.late_share or 0.0 for s in told if start_s < s.time_s <= end_s)
+            earlier = [s.late_share or 0.0 for s in told if s.time_s <= start_s]
+            yield from earlier[-1:]
 
 
 def _graph_share(

@@ -21,12 +21,17 @@ LEAST_PAUSED_SHARE = 0.01
 """Stops that take less of the windows change no throughput."""
 
 
+LEAST_LATE_SHARE = 0.1
+"""Tokens of an emulation that are late by less on average change no figure much."""
+
+
 class FindingKind(StrEnum):
     """What is found, in the words that begin its sentence."""
 
     GRAPHS = "CUDA graphs are on, but many decode passes ran without"
     QUEUE = "Requests waited in the servers' queue"
     RETRACTIONS = "The KV cache was full, so that requests lost their place and waited again"
+    LATE = "The emulation was too slow for its schedule (lower engine.time_scale, or free the CPU)"
     PAUSES = "Servers stopped to collect garbage; POST /freeze_gc once they have warmed up ends it"
 
 
@@ -52,6 +57,7 @@ def findings(result: TrialResult) -> Iterator[Finding]:
         yield from _queue_finding(result.resolved, rung)
         yield from _retraction_finding(rung)
         yield from _pause_finding(rung)
+        yield from _late_finding(rung)
 
 
 def evidence_words(rung: RungResult) -> str:
@@ -103,6 +109,13 @@ def _pause_finding(rung: RungResult) -> Iterator[Finding]:
     times = "once" if told.pauses == 1 else f"{told.pauses} times"
     words = f"{times}, {told.paused_s:.2g} s of {window_s:.3g} s"
     yield Finding(FindingKind.PAUSES, rung.concurrency, told.paused_s / window_s, words)
+
+
+def _late_finding(rung: RungResult) -> Iterator[Finding]:
+    share = rung.evidence.late_share
+    if share is not None and share >= LEAST_LATE_SHARE:
+        words = f"tokens late by {_percent(share)} of their time"
+        yield Finding(FindingKind.LATE, rung.concurrency, share, words)
 
 
 def _room_words(resolved: Params, rung: RungResult) -> str:

@@ -272,6 +272,7 @@ def _batch_schema() -> Any:  # noqa: ANN401 - pyarrow ships no types
             ("graph_passes", pa.int64()),
             ("eager_passes", pa.int64()),
             ("paused_s", pa.float64()),
+            ("late_share", pa.float64()),
             (RUNG, pa.int32()),
         ]
     )

@@ -9,6 +9,7 @@ import pytest
 
 from runner.engines.sglang.batch_words import (
     DecodeWords,
+    LateWords,
     Leaders,
     PauseWords,
     Rank,
@@ -46,11 +47,19 @@ PAUSE = (
 )
 
 
+LATE = (
+    "[2026-11-30 05:08:57] The emulation is behind its schedule by 60.0 ms of real time, 60% of a "
+    "token's time (35% on average); a smaller --time-scale gives it more time."
+)
+
+
 @pytest.mark.parametrize(
     ("text", "rank", "words"),
     [
         (PAUSE, Rank(0, 0), PauseWords(0.4545)),
         (PAUSE.replace("57]", "57 DP1 TP2]"), Rank(1, 2), PauseWords(0.4545)),
+        (LATE, Rank(0, 0), LateWords(0.35)),
+        ("[2026-11-30 05:08:57] The emulation has caught up.", Rank(0, 0), LateWords(0.0)),
         (H200, Rank(0, 0), DecodeWords(12, 3, True, 0.07)),
         (CPU_PP2, Rank(0, 0), DecodeWords(1, 0, False, 0.01)),
         (CPU_PP2.replace("PP0", "PP0 TP3"), Rank(0, 3), DecodeWords(1, 0, False, 0.01)),

@@ -106,6 +106,23 @@ def test_stops_of_all_servers_add_up() -> None:
     assert (evidence(line(11)).pauses, evidence(line(11)).paused_s) == (0, 0.0)
 
 
+def late(time_s: float, share: float, replica: int = 0) -> BatchSample:
+    return BatchSample(time_s, replica, late_share=share)
+
+
+def test_an_emulation_is_late_until_it_says_otherwise() -> None:
+    assert evidence(line(11.0)).late_share is None
+    assert evidence(late(5.0, 0.5), late(9.0, 0.0), line(11.0)).late_share == 0.0
+    assert evidence(late(5.0, 0.5), line(11.0), late(21.0, 0.9)).late_share == 0.5
+    assert evidence(late(5.0, 0.0), late(12.0, 0.4), late(13.0, 0.3)).late_share == 0.4
+    assert evidence(late(5.0, 0.6), late(6.0, 0.0, replica=1)).late_share == 0.6
+
+
+def test_near_a_window_is_what_was_said_last_of_being_late() -> None:
+    samples = (late(1.0, 0.9), late(2.0, 0.5), late(3.0, 0.2, 1), line(11.0), late(30.0, 0.7))
+    assert near(samples, 10.0, 20.0) == samples[1:4]
+
+
 def test_counters_decide_the_share_of_graphs() -> None:
     told = evidence(
         *(counters(8.0, 100, 100), counters(12.0, 140, 100), counters(16.0, 150, 130)),
@@ -243,6 +260,13 @@ def test_stops_are_found_where_they_take_a_share_of_the_windows() -> None:
     assert "freeze_gc" in kind
     assert found(Evidence(pauses=1, paused_s=0.001 * window_s), {}) == []
     assert found(Evidence(pauses=0, paused_s=0.0), {}) == []
+
+
+def test_a_late_emulation_is_found() -> None:
+    assert found(Evidence(late_share=0.05), {}) == []
+    ((kind, words),) = found(Evidence(late_share=0.42), {})
+    assert kind is FindingKind.LATE
+    assert words == "tokens late by 42 % of their time"
 
 
 def test_a_rungs_evidence_in_words() -> None:

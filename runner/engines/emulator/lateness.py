@@ -11,7 +11,8 @@ from collections.abc import Callable
 SHARE = 0.25  # of the time between two tokens of a request; later than that is behind
 HICCUP_WALL_S = 0.010  # one delay of this size is told at once, smaller ones if they are the rule
 REVIEW_WALL_S = 1.0
-QUIET_WALL_S = 10.0  # between two lines that say so
+QUIET_WALL_S = 10.0  # between two lines of one delay
+AGAIN_WALL_S = 2.0  # until the next delay is told
 
 
 class Lateness:
@@ -62,13 +63,15 @@ class Lateness:
         self._sum_s = self._worst_s = 0.0
 
     def _fall_behind(self, late_s: float, round_s: float, now_s: float) -> None:
-        if now_s - self._told_s < QUIET_WALL_S * self._scale:
+        quiet_s = (QUIET_WALL_S if self._is_told else AGAIN_WALL_S) * self._scale
+        if now_s - self._told_s < quiet_s:
             return
         self._told_s, self._is_told = now_s, True
+        mean_s = self._sum_s / self._steps
         self._write(
             f"The emulation is behind its schedule by {late_s / self._scale * 1000:.1f} ms of real "
-            f"time, {late_s / round_s:.0%} of a token's time; a smaller --time-scale gives it more "
-            "time."
+            f"time, {late_s / round_s:.0%} of a token's time ({mean_s / round_s:.0%} on average); "
+            "a smaller --time-scale gives it more time."
         )
 
     def _catch_up(self) -> None:

@@ -11,6 +11,7 @@ import threading
 from runner.clock import Clock
 from runner.engines.sglang.batch_words import (
     DecodeWords,
+    LateWords,
     Leaders,
     PauseWords,
     RetractWords,
@@ -100,6 +101,8 @@ class BatchWatch:
                     sample = BatchSample(now_s, self._replica, rank.dp, retracted=retracted)
                 case PauseWords(paused_s):
                     sample = BatchSample(now_s, self._replica, rank.dp, paused_s=paused_s)
+                case LateWords(late_share):
+                    sample = BatchSample(now_s, self._replica, rank.dp, late_share=late_share)
             self._samples.append(sample)
 
     def _read_counters(self) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from typing import TypeAlias
 
 _LINE = re.compile(r"^\[\d{4}-\d\d-\d\d [\d:.,]+(?P<rank>(?: [A-Z_]+\d+)*)\] (?P<text>.+)")
 _RANK = re.compile(r"([A-Z_]+)(\d+)")
@@ -15,8 +16,10 @@ _PASSES = re.compile(r"^sglang[:_]cuda_graph_passes(?:_total)?\{(?P<labels>.*)\}
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _RETRACTED = re.compile(r"\bRetract requests\..*?#retracted_reqs: (\d+)")
 _PAUSE = re.compile(r"^LONG GARBAGE COLLECTION DETECTED \|.*?\bDuration: (\d+(?:\.\d+)?)s\b")
+_LATE = re.compile(r"^The emulation is behind its schedule by .* \((\d+)% on average\)")
+_IN_TIME = "The emulation has caught up"
 _DECODE = "Decode batch"
-_MARKS = (_DECODE, "Retract requests", "LONG GARBAGE")
+_MARKS = (_DECODE, "Retract requests", "LONG GARBAGE", "The emulation ")
 _EAGER_MODES = ("none", "eager")
 
 
@@ -52,6 +55,19 @@ class PauseWords:
     paused_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class LateWords:
+    """How late an emulated server gives its tokens on average, in shares of a token's time.
+
+    0: in time again.
+    """
+
+    late_share: float
+
+
+Words: TypeAlias = DecodeWords | RetractWords | PauseWords | LateWords
+
+
 class Leaders:
     """Which rank speaks for each data-parallel rank, learned from who speaks at all."""
 
@@ -65,7 +81,7 @@ class Leaders:
         return rank.tp == first
 
 
-def read_line(line: str) -> tuple[Rank, DecodeWords | RetractWords | PauseWords] | None:
+def read_line(line: str) -> tuple[Rank, Words] | None:
     """Who says what in a line of stage 0; None for a line that is about something else."""
     if not any(mark in line for mark in _MARKS):
         return None
@@ -103,11 +119,16 @@ def read_passes(text: str) -> dict[int, tuple[int, int]]:
     return {rank.dp: counted[rank] for rank in last_first}
 
 
-def _words(text: str) -> DecodeWords | RetractWords | PauseWords | None:
+def _words(text: str) -> Words | None:
     if text.startswith(_DECODE):
         return _decode_words(text)
-    pause = _PAUSE.match(text)
-    return _retract_words(text) if pause is None else PauseWords(float(pause[1]))
+    if text.startswith(_IN_TIME):
+        return LateWords(0.0)
+    if (late := _LATE.match(text)) is not None:
+        return LateWords(int(late[1]) / 100)
+    if (pause := _PAUSE.match(text)) is not None:
+        return PauseWords(float(pause[1]))
+    return _retract_words(text)
 
 
 def _decode_words(text: str) -> DecodeWords | None:
