@@ -21,10 +21,6 @@ LEAST_PAUSED_SHARE = 0.01
 """Stops that take less of the windows change no throughput."""
 
 
-LEAST_LATE_SHARE = 0.1
-"""Tokens of an emulation that are late by less on average change no figure much."""
-
-
 class FindingKind(StrEnum):
     """What is found, in the words that begin its sentence."""
 
@@ -113,7 +109,7 @@ def _pause_finding(rung: RungResult) -> Iterator[Finding]:
 
 def _late_finding(rung: RungResult) -> Iterator[Finding]:
     share = rung.evidence.late_share
-    if share is not None and share >= LEAST_LATE_SHARE:
+    if share:
         words = f"tokens late by {_percent(share)} of their time"
         yield Finding(FindingKind.LATE, rung.concurrency, share, words)
 

@@ -296,9 +296,9 @@ def test_a_time_scale_that_no_machine_keeps_up_with_is_told(tmp_path: Path) -> N
             "sampling_params": {"max_new_tokens": 300},
         }
         assert counts(server.post("/generate", body).json()) == [300] * 64
-        server.wait_for("The emulation has caught up with its schedule.")
-        behind = re.findall(r"is behind its schedule by [\d.]+ ms of real time, \d+%", server.log)
-        assert len(behind) == 1
+        server.wait_for("The emulation is behind its schedule by ")
+        behind = re.findall(r"by [\d.]+ ms of real time on average, \d+% of a token", server.log)
+        assert behind
         assert not any(shows_death(line) for line in server.log.splitlines())
 
 

@@ -48,8 +48,8 @@ PAUSE = (
 
 
 LATE = (
-    "[2026-11-30 05:08:57] The emulation is behind its schedule by 60.0 ms of real time, 60% of a "
-    "token's time (35% on average); a smaller --time-scale gives it more time."
+    "[2026-11-30 05:08:57] The emulation is behind its schedule by 60.0 ms of real time on "
+    "average, 35% of a token's time; a smaller --time-scale gives it more time."
 )
 
 

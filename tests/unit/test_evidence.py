@@ -263,7 +263,7 @@ def test_stops_are_found_where_they_take_a_share_of_the_windows() -> None:
 
 
 def test_a_late_emulation_is_found() -> None:
-    assert found(Evidence(late_share=0.05), {}) == []
+    assert found(Evidence(late_share=0.0), {}) == []
     ((kind, words),) = found(Evidence(late_share=0.42), {})
     assert kind is FindingKind.LATE
     assert words == "tokens late by 42 % of their time"

@@ -1,18 +1,17 @@
 """Whether the emulation keeps up with its own schedule, and what the log says when it does not.
 
 The schedule is the pipeline model's. An emulation that has too little processor time, or too high
-a time scale, delivers tokens late: then what is measured is this machine, not the emulated one.
+a time scale, reads requests and delivers tokens late: then what is measured is this machine, not
+the emulated one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-SHARE = 0.25  # of the time between two tokens of a request; later than that is behind
-HICCUP_WALL_S = 0.010  # one delay of this size is told at once, smaller ones if they are the rule
+SHARE = 0.25  # of the time between two tokens of a request; later than that on average is behind
 REVIEW_WALL_S = 1.0
-QUIET_WALL_S = 10.0  # between two lines of one delay
-AGAIN_WALL_S = 2.0  # until the next delay is told
+QUIET_WALL_S = 10.0  # between two lines that say the same
 
 
 class Lateness:
@@ -21,12 +20,11 @@ class Lateness:
     def __init__(self, scale: float, write: Callable[[str], object]) -> None:
         self._scale = scale
         self._write = write
-        self._is_told = False
-        self._told_s = -QUIET_WALL_S * scale
-        self._review_s = 0.0
-        self._steps = 0
+        self._is_behind = False
+        self._told_s = 0.0
+        self._review_s: float | None = None
+        self._count = 0
         self._sum_s = 0.0
-        self._worst_s = 0.0
 
     def note(self, late_s: float, round_s: float, now_s: float) -> None:
         """Something was done `late_s` after its time; a token takes `round_s` at present.
@@ -35,46 +33,23 @@ class Lateness:
         """
         if round_s <= 0:
             return
-        self._steps += 1
+        if self._review_s is None:
+            self._review_s = now_s
+        self._count += 1
         self._sum_s += late_s
-        if late_s > self._worst_s:
-            self._worst_s = late_s
-            if late_s > HICCUP_WALL_S * self._scale and late_s > SHARE * round_s:
-                self._fall_behind(late_s, round_s, now_s)
         if now_s - self._review_s >= REVIEW_WALL_S * self._scale:
-            self._review(round_s, now_s)
+            self._review(self._sum_s / self._count, round_s, now_s)
+            self._review_s, self._count, self._sum_s = now_s, 0, 0.0
 
-    def rest(self, now_s: float) -> None:
-        """Nothing is left to do, so nothing is late."""
-        self._catch_up()
-        self._begin_review(now_s)
-
-    def _review(self, round_s: float, now_s: float) -> None:
-        mean_s, worst_s = self._sum_s / self._steps, self._worst_s
-        if mean_s > SHARE * round_s:
-            self._fall_behind(worst_s, round_s, now_s)
-        elif worst_s <= HICCUP_WALL_S * self._scale or worst_s <= SHARE * round_s:
-            self._catch_up()
-        self._begin_review(now_s)
-
-    def _begin_review(self, now_s: float) -> None:
-        self._review_s = now_s
-        self._steps = 0
-        self._sum_s = self._worst_s = 0.0
-
-    def _fall_behind(self, late_s: float, round_s: float, now_s: float) -> None:
-        quiet_s = (QUIET_WALL_S if self._is_told else AGAIN_WALL_S) * self._scale
-        if now_s - self._told_s < quiet_s:
-            return
-        self._told_s, self._is_told = now_s, True
-        mean_s = self._sum_s / self._steps
-        self._write(
-            f"The emulation is behind its schedule by {late_s / self._scale * 1000:.1f} ms of real "
-            f"time, {late_s / round_s:.0%} of a token's time ({mean_s / round_s:.0%} on average); "
-            "a smaller --time-scale gives it more time."
-        )
-
-    def _catch_up(self) -> None:
-        if self._is_told:
-            self._is_told = False
+    def _review(self, mean_s: float, round_s: float, now_s: float) -> None:
+        was_behind, self._is_behind = self._is_behind, mean_s > SHARE * round_s
+        is_news = not was_behind or now_s - self._told_s >= QUIET_WALL_S * self._scale
+        if self._is_behind and is_news:
+            self._told_s = now_s
+            self._write(
+                f"The emulation is behind its schedule by {mean_s / self._scale * 1000:.1f} ms of "
+                f"real time on average, {mean_s / round_s:.0%} of a token's time; a smaller "
+                "--time-scale gives it more time."
+            )
+        elif was_behind and not self._is_behind:
             self._write("The emulation has caught up with its schedule.")

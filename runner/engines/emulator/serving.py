@@ -17,6 +17,7 @@ from typing import Protocol
 
 from runner.clock import Clock
 from runner.engines.emulator.alarm import Alarm
+from runner.engines.emulator.heartbeat import Heartbeat
 from runner.engines.emulator.lateness import Lateness
 from runner.engines.emulator.pace import Pace
 from runner.machine.front import Front
@@ -67,6 +68,7 @@ class Serving:
         self._lateness = lateness
         self._loop = asyncio.get_running_loop()
         self._alarm = Alarm(self._loop, self._run)
+        self._heartbeat = Heartbeat(self._loop, clock, self._note_lateness)
         self._names = count()
         self._sinks: dict[str, TokenSink] = {}
         self._due: deque[Token] = deque()
@@ -111,6 +113,7 @@ class Serving:
         """Give the timer back."""
         self._is_frozen = True
         self._alarm.close()
+        self._heartbeat.close()
 
     def _wake(self) -> None:
         if not self._is_scheduled and not self._is_frozen:
@@ -150,8 +153,6 @@ class Serving:
     def _deliver(self, until_s: float, now_s: float) -> bool:
         """Hand out what is due; False when that froze the server."""
         due, read_s = self._due, self.pace.to_clock(now_s)
-        if due and due[0].time_s <= until_s:
-            self._lateness.note(now_s - due[0].time_s, self._round_s, read_s)
         while due and due[0].time_s <= until_s:
             token = due.popleft()
             sink = self._sinks.get(token.request_id)
@@ -171,7 +172,6 @@ class Serving:
         times_s = [time_s for time_s in (step_s, token_s) if time_s is not None]
         if not times_s:
             self._slot_s.clear()
-            self._lateness.rest(self._clock.now_s())
             return
         next_s = min(times_s)
         if next_s <= self._now_s():
@@ -182,6 +182,9 @@ class Serving:
     def _now_s(self) -> float:
         """The pipeline's time."""
         return self.pace.to_pipeline(self._clock.now_s())
+
+    def _note_lateness(self, late_s: float) -> None:
+        self._lateness.note(late_s, self._round_s, self._clock.now_s())
 
     def _note_round(self, batch: BatchReport) -> None:
         """A request gets a token each time that its slot's result is there."""

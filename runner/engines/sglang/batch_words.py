@@ -16,7 +16,7 @@ _PASSES = re.compile(r"^sglang[:_]cuda_graph_passes(?:_total)?\{(?P<labels>.*)\}
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 _RETRACTED = re.compile(r"\bRetract requests\..*?#retracted_reqs: (\d+)")
 _PAUSE = re.compile(r"^LONG GARBAGE COLLECTION DETECTED \|.*?\bDuration: (\d+(?:\.\d+)?)s\b")
-_LATE = re.compile(r"^The emulation is behind its schedule by .* \((\d+)% on average\)")
+_LATE = re.compile(r"^The emulation is behind its schedule by .*, (\d+)% of a token's time")
 _IN_TIME = "The emulation has caught up"
 _DECODE = "Decode batch"
 _MARKS = (_DECODE, "Retract requests", "LONG GARBAGE", "The emulation ")
