@@ -172,7 +172,7 @@ def _points(study: StudySettings, result: TrialResult, place: int) -> list[Point
     ladder = levels(study)
     found: list[Point] = []
     for rung in result.rungs:
-        if not rung.valid or rung.position >= len(ladder):
+        if not rung.valid or not 0 <= rung.position < len(ladder):
             continue
         cell = Cell(place, result.lengths, ladder[rung.position])
         found += [

@@ -180,6 +180,12 @@ def _warnings(calibration: Calibration) -> Iterator[str]:
                 "fit. Do not use this profile; the machine, or its emulation, did something that "
                 "the model does not know."
             )
+        if each.quantity is Quantity.THROUGHPUT and off >= each.before:
+            seen = "" if each.left_out is None else " for settings it has not seen"
+            yield (
+                f"No better than the profile it started from: throughput is {off:.1%} off{seen}, "
+                f"{each.before:.1%} before. Keep that one."
+            )
     worse = [NAMES[e.quantity] for e in calibration.errors if e.after > e.before + LEAST_CHANGE]
     if worse:
         yield f"Further off than before, for the sake of the others: {', '.join(worse)}."

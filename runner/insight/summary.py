@@ -17,7 +17,7 @@ from runner.launch import plan_launch
 from runner.lengths import law_words
 from runner.measure.idle import IdleGpu
 from runner.measure.resolved import difference_words
-from runner.settings import Objective, StudySettings
+from runner.settings import Direction, Objective, StudySettings
 from runner.trial import EngineKind, Outcome, RungResult, TrialLengths, TrialResult
 
 COUNT_WORDS = {1: "once", 2: "twice"}
@@ -247,8 +247,10 @@ def _verdict(
     title += f" (baseline {best.name})" if best.name else ""
     replicas = plan_launch(settings, best.params).replicas
     title += f", {replicas} servers side by side" if replicas > 1 else ""
-    value = f"{format_value(best.values[0], objective)}{_interval_words(ranking, best)}"
-    yield f"{title}: {value}, {measured_words(best)}."
+    value, sure = format_value(best.values[0], objective), _interval_words(ranking, best)
+    yield f"{title}: {value}{sure or f', {measured_words(best)}'}."
+    if sure and settings.engine.kind is not EngineKind.SIMULATED:
+        yield from _command_words(best)
     if words := confirmation_words(ranking, settings):
         yield words
     if best.violation > 0.0:
@@ -263,9 +265,17 @@ def _verdict(
     yield from _claims_words(ranking)
     yield _noise_words(ranking)
     yield from _unlike_words(ranking)
+    yield from _unconfirmed_words(ranking, results)
     yield from _metastable_words(ranking)
     yield from _notes(ranking, results)
     yield from server_words(ranking)
+
+
+def _command_words(best: Setting) -> Iterable[str]:
+    """Where to read how the servers of the best setting were started: with exactly its flags."""
+    launches = [m.launch for m in best.counted if m.launch is not None]
+    if launches:
+        yield f"Its command line: launches/{launches[-1]:04d}/launch.json in the study's folder."
 
 
 def _interval_words(ranking: Ranking, best: Setting) -> str:
@@ -303,6 +313,26 @@ def _unlike_words(ranking: Ranking) -> Iterable[str]:
             yield (
                 f"#{setting.number} gave {shown} when it was measured again: settings alone do not "
                 "explain this. See what else uses this machine, then measure again."
+            )
+
+
+def _unconfirmed_words(ranking: Ranking, results: Sequence[TrialResult]) -> Iterable[str]:
+    """For settings that the search saw ahead of the best, and that could not be measured again."""
+    best = ranking.best
+    if best is None or ranking.halfwidth(best) is None:
+        return
+    sign = 1 if ranking.objectives[0].direction is Direction.MAXIMIZE else -1
+    for setting in ranking.measured:
+        if sign * (setting.values[0] - best.values[0]) <= 0.0:
+            continue
+        numbers = {measurement.number for measurement in setting.measurements}
+        again = [result for result in results if result.repeat_of in numbers]
+        if again and not any(result.outcome is Outcome.COMPLETE for result in again):
+            value = format_value(setting.values[0], ranking.objectives[0])
+            yield (
+                f"#{setting.number} had {value} in the search and is not confirmed: measured "
+                f"again it was {again[-1].outcome} (#{again[-1].number}). Before you choose, put "
+                "right what its reason says and measure it again."
             )
 
 

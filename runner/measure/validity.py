@@ -16,6 +16,7 @@ from runner.trial import (
     GpuEnergy,
     LoadPlan,
     LoadProtocol,
+    LoadRun,
     PowerSample,
     RequestRecord,
     RequestStatus,
@@ -101,21 +102,29 @@ def _silence(rung: RungRecord) -> str | None:
 def _hung(rung: RungRecord) -> str | None:
     """Requests that were in flight over a whole window and got nothing in it.
 
-    The one period of a load that was cut short is no longer than a request may queue.
+    Those that only queue are none: they had no token before either, and nobody overtook them. The
+    one period of a load that was cut short is no longer than a request may queue.
     """
     hung = sum(
-        record.send_s <= load.window_start_s
-        and record.end_s >= load.window_end_s
-        and not any(load.window_start_s < time_s for time_s in record.token_s)
+        _is_overtaken(record, load, rung.concurrency) or bool(record.token_s)
         for load in rung.counted
         if load.cut_below is None
         for record in load.records
         if record.status is RequestStatus.CUT
+        and record.send_s <= load.window_start_s
+        and record.end_s >= load.window_end_s
+        and not any(load.window_start_s < time_s for time_s in record.token_s)
     )
     if not hung:
         return None
     which = "1 request" if hung == 1 else f"{hung} requests"
     return f"{which} hung: in flight over a whole window, without a token in it"
+
+
+def _is_overtaken(queued: RequestRecord, load: LoadRun, streams: int) -> bool:
+    """Whether as many later requests as there are streams were answered before this one."""
+    later = (record for record in load.records if record.send_s > queued.send_s)
+    return sum(record.first_token_s is not None for record in later) >= streams
 
 
 def _client_cpu(rung: RungRecord) -> str | None:

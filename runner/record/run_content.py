@@ -154,10 +154,11 @@ def run_metrics(
         MetricPoint(f"param.{legal_name(name)}", value, end_ms, 0)
         for name, value in numeric(result.params)
     ]
-    points += [
-        MetricPoint(objective_name(index), value, end_ms, 0)
-        for index, value in enumerate(result.values)
-    ]
+    if all(rung.valid for rung in result.rungs):  # else charts would rank what is no measurement
+        points += [
+            MetricPoint(objective_name(index), value, end_ms, 0)
+            for index, value in enumerate(result.values)
+        ]
     points += [
         MetricPoint(series.name, value, times.at_ms(time_s), step)
         for series in gpu_series(samples, gpu_uuids)
@@ -225,7 +226,7 @@ def legal_name(name: str) -> str:
 def _row(rung: RungResult) -> str:
     cells = (
         str(rung.concurrency),
-        f"{rung.output_throughput:.0f}",
+        f"{rung.output_throughput:.0f}{'' if rung.valid else ' (not valid)'}",
         _halfwidth(rung),
         "-" if rung.ttft_s is None else f"{1000 * rung.ttft_s.p99:.1f} ms",
         "-" if rung.tpot_s is None else f"{1000 * rung.tpot_s.p50:.1f} ms",

@@ -232,6 +232,7 @@ def test_a_fit_that_explains_nothing_or_spoils_something_says_so(
     told = " ".join(stream.getvalue().split())
     assert "throughput is 90% off after the fit. Do not use this profile" in told
     assert "Further off than before, for the sake of the others: throughput, TTFT (mean)" in told
+    assert "throughput is 90.0% off for settings it has not seen, 10.0% before." in told
 
 
 def test_a_person_reads_what_was_found(clean: Calibration, tmp_path: Path) -> None:

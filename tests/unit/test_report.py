@@ -15,10 +15,11 @@ from runner.insight.summary import summarize
 from runner.insight.words import format_number
 from runner.record.store import StudyState
 from runner.settings import Direction, Objective, StudySettings, Workload
-from runner.trial import Evidence, Lengths, LoadProtocol, Outcome, ParamValue, TrialResult
+from runner.trial import EngineKind, Evidence, Lengths, LoadProtocol, Outcome, ParamValue, TrialResult
 from tests.samples import PARAMS, claimed_rung, make_ladder, make_result, make_rung, make_settings
 
 STUDY = make_settings()
+EMULATED = replace(STUDY.engine, kind=EngineKind.EMULATED)
 BASELINE = {"tp_size": 1, "pp_size": 8, "pp_async_batch_depth": 0}
 LONG_LADDER = (64, 48, 32, 16, 8, 1)
 
@@ -157,6 +158,25 @@ def test_a_setting_that_gave_something_else_when_it_was_measured_again_is_named(
     assert "Noise of one measurement: above 100 %" in text
     alike = [make_result(0, 100.0), make_result(1, 102.0, repeat_of=0)]
     assert "measured again: settings alone" not in " ".join(printed(alike).split())
+
+
+def test_what_the_search_saw_ahead_and_could_not_measure_again_is_named() -> None:
+    sure = make_result(2, 400.0, repeat_of=0, launch=7, rungs=(claimed_rung(400.0, 5.0),))
+    results = [
+        make_result(0, 410.0),
+        make_result(1, 500.0, params={"pp_size": 4}, spec_hash="other"),
+        sure,
+        make_result(3, 480.0, repeat_of=1, outcome=Outcome.INVALID, spec_hash="other"),
+    ]
+    text = " ".join(printed(results).split())
+    assert "Best: #0 pp8 d8 cap4 graph triton: 400 tokens/s at C=32 (95 %: +- 5" in text
+    assert "command line" not in text
+    stream = io.StringIO()
+    print_report(results, replace(STUDY, engine=EMULATED), stream)
+    assert "Its command line: launches/0007/launch.json" in stream.getvalue()
+    assert "#1 had 500 tokens/s at C=32 in the search and is not confirmed: measured" in text
+    assert "again it was invalid (#3)" in text
+    assert "not confirmed" not in " ".join(printed(results[:1] + results[2:3]).split())
 
 
 def test_settings_that_miss_a_limit_are_marked() -> None:

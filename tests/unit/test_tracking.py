@@ -27,7 +27,7 @@ from runner.canary import CanaryResult, CanaryState
 from runner.clock import ClockAnchor
 from runner.errors import StudyError
 from runner.record.power_series import gpu_series, points_per_series, thin
-from runner.record.run_content import TrialTimes, legal_name, run_metrics, run_name
+from runner.record.run_content import TrialTimes, legal_name, run_metrics, run_name, run_note
 from runner.record.store import StudyStore
 from runner.record.tracking import Tracker
 from runner.record.tracking_store import MetricPoint, MlflowStore
@@ -292,6 +292,18 @@ def test_the_log_of_a_launch_that_failed_is_an_artifact(
 )
 def test_a_run_is_named_after_its_number_and_setting(changes: dict[str, Any], name: str) -> None:
     assert run_name(make_result(7, 1.0, **changes)) == name
+
+
+def test_a_rung_that_is_no_measurement_makes_no_objective() -> None:
+    result = complete_trial(12, 500.0, PARAMS)
+    first, *others = result.rungs
+    cut = replace(result, rungs=(replace(first, valid=False, cut_below=900.0), *others))
+    keys = [point.key for point in run_metrics(cut, TrialTimes(None, 0.0), (), ())]
+    assert "objective" not in keys
+    assert "output_throughput" in keys
+    assert f"| {first.concurrency} | {first.output_throughput:.0f} (not valid) |" in run_note(
+        cut, None
+    )
 
 
 def test_further_objectives_are_numbered() -> None:

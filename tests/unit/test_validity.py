@@ -305,6 +305,16 @@ def test_a_request_that_got_nothing_in_the_whole_window_hung() -> None:
     assert reasons(with_load(records=(alive, *REQUESTS[1:]))) == ()
 
 
+def test_requests_that_only_queue_did_not_hang() -> None:
+    """A server with little room answers one after another: the last in the line waits."""
+    queued = replace(REQUESTS[0], send_s=4.5, first_token_s=None, token_s=(), end_s=30.0)
+    queued = replace(queued, status=RequestStatus.CUT)
+    told = reasons(with_load(records=(*REQUESTS[:10], queued)))
+    assert not any("hung" in reason for reason in told)
+    overtaken = reasons(with_load(records=(*REQUESTS, queued)))
+    assert any("1 request hung" in reason for reason in overtaken)
+
+
 def test_a_window_of_few_request_durations_is_a_note() -> None:
     plan = replace(PLAN, min_periods=400)
     result = judge_rung(RUNG, (), plan)
