@@ -37,6 +37,7 @@ def know_gpus(
     idle = with_read(before, read, needed=own | used)
     here = tuple(gpu for gpu in idle if gpu.uuid in own)
     if store.has_measured():
+        tell_unknown(used - {gpu.uuid for gpu in idle}, view)
         tell_move(settings, read_with(idle, used) or before, here, view)
     if idle != before:
         store.write_idle(idle)
@@ -102,6 +103,18 @@ def tell_move(
             f"a few percent, {again}"
         )
     )
+
+
+def tell_unknown(uuids: frozenset[str], view: View) -> None:
+    """Say that trials ran on GPUs whose reading is lost, so that nobody can compare the models."""
+    if uuids:
+        others = f" and {len(uuids) - 1} more" if len(uuids) > 1 else ""
+        view.handle(
+            Note(
+                f"warning: trials of this study ran on {min(uuids)}{others}, which "
+                "machine/idle.json does not know: make sure that the GPUs here are of that model"
+            )
+        )
 
 
 def is_like(gpu: IdleGpu, others: Sequence[IdleGpu]) -> bool:

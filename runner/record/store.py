@@ -174,10 +174,11 @@ class StudyStore:
 
     def read_idle(self) -> tuple[IdleGpu, ...] | None:
         """What write_idle wrote; None when there is nothing."""
-        document = _read(self._idle_path, "Delete it: it is read again, or only not shown")
+        remedy = "Delete it: it is read again, or only not shown"
+        document = _read(self._idle_path, remedy)
         if document is None:
             return None
-        return _decode(tuple[IdleGpu, ...], document.get("gpus"), self._idle_path)
+        return _decode(tuple[IdleGpu, ...], document.get("gpus"), self._idle_path, remedy)
 
     def minutes_used(self) -> float:
         """Wall-clock minutes of all sessions, this one included."""

@@ -220,9 +220,11 @@ def open_database(url: str) -> RDBStorage:
     try:
         return RDBStorage(url, engine_kwargs=database_options(url))
     except (SQLAlchemyError, StorageInternalError, ImportError) as error:
+        check = "check the storage URL of the study, for example postgresql://HOST/DATABASE"
+        if url.startswith("sqlite:"):
+            check = f"check that {make_url(url).database} can be written and its disk has space"
         raise ConfigError(
-            f"the search storage cannot be opened: {cause_of(error)}; "
-            "check the storage URL of the study, for example postgresql://HOST/DATABASE"
+            f"the search storage cannot be opened: {cause_of(error)}; {check}"
         ) from error
 
 

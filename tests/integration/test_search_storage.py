@@ -83,7 +83,10 @@ def get(app: object, address: str) -> dict[str, list[dict[str, object]]]:
     [
         ("not a url", "Could not parse"),
         ("oracle9://host/db", "Can't load plugin"),
-        ("sqlite:////no/such/folder/optuna.db", "unable to open database file"),
+        (
+            "sqlite:////no/such/folder/optuna.db",
+            "unable to open database file; check that /no/such/folder/optuna.db can be written",
+        ),
     ],
 )
 def test_storage_that_cannot_be_opened_is_a_mistake_of_the_user(url: str, cause: str) -> None:

@@ -15,7 +15,15 @@ from runner.insight.summary import summarize
 from runner.insight.words import format_number
 from runner.record.store import StudyState
 from runner.settings import Direction, Objective, StudySettings, Workload
-from runner.trial import EngineKind, Evidence, Lengths, LoadProtocol, Outcome, ParamValue, TrialResult
+from runner.trial import (
+    EngineKind,
+    Evidence,
+    Lengths,
+    LoadProtocol,
+    Outcome,
+    ParamValue,
+    TrialResult,
+)
 from tests.samples import PARAMS, claimed_rung, make_ladder, make_result, make_rung, make_settings
 
 STUDY = make_settings()

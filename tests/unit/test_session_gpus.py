@@ -118,6 +118,16 @@ def test_other_gpus_are_read_too_and_those_of_earlier_trials_stay(store: StudySt
         assert session(store, *back)[0] == Machine(back)  # nothing read, nothing said
 
 
+def test_trials_on_gpus_that_nobody_knows_any_more_are_told(store: StudyStore) -> None:
+    session(store, A, B)
+    store.write_result(on(0, A, B))
+    (store.machine_folder / "idle.json").unlink()
+    machine, _ = session(store, C)
+    assert "ran on GPU-a and 1 more, which machine/idle.json does not know" in machine.notes[0]
+    (store.machine_folder / "idle.json").unlink()
+    assert session(store, A, B)[0].notes == []  # they are here, and read again
+
+
 def test_a_card_that_was_replaced_is_told_alone(store: StudyStore) -> None:
     session(store, A, B)
     store.write_result(on(0, A, B))
