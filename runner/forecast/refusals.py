@@ -29,19 +29,17 @@ def known_refusal(settings: StudySettings) -> KnownRefusal:
         return lambda params: refused_rules(engine.env, {**engine.args, **params})
     profile = study_profile(settings)
 
+    def may_need_less(refusal: Refusal, params: Params) -> bool:
+        """An emulated server knows more flags of CUDA graphs than its profile's rules do."""
+        if engine.kind is EngineKind.SIMULATED or refusal.kind is not RefusalKind.MEMORY:
+            return False
+        return any("cuda_graph" in name for name in not_modelled({**engine.args, **params}))
+
     def of_profile(params: Params) -> Refusal | None:
         found = plan_setting(settings, profile, params)
-        if not isinstance(found, Refusal) or _may_need_less(found, {**engine.args, **params}):
-            return None
-        return found
+        return found if isinstance(found, Refusal) and not may_need_less(found, params) else None
 
     return of_profile
-
-
-def _may_need_less(refusal: Refusal, args: Params) -> bool:
-    """Whether a flag of CUDA graphs that the profile does not know may free the memory."""
-    is_memory = refusal.kind is RefusalKind.MEMORY
-    return is_memory and any("cuda_graph" in name for name in not_modelled(args))
 
 
 def check_runnable(settings: StudySettings) -> None:
