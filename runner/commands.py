@@ -39,6 +39,7 @@ def run_resume(args: argparse.Namespace) -> int:
 
 def tune(args: argparse.Namespace, settings: StudySettings, words: list[str]) -> int:
     """Start or continue a study with the chosen executor."""
+    from runner.forecast.refusals import check_runnable
     from runner.session import SessionRequest, run_session
 
     if args.address is not None and args.executor == "inline":
@@ -51,6 +52,8 @@ def tune(args: argparse.Namespace, settings: StudySettings, words: list[str]) ->
         check_reachable(args.address)
     if is_local and not StudyStore(args.home, settings.name).has_measured():
         check_flags(settings)
+    if not StudyStore(args.home, settings.name).has_measured():
+        check_runnable(settings)
     command = ["runner", *words]
     for flag in ("executor", "address"):
         if getattr(args, flag):

@@ -26,7 +26,7 @@ class ConfigError(RunnerError):
 
 
 class StudyError(RunnerError):
-    """The study cannot go on (five losses in a row, no GPUs, a full disk)."""
+    """The study cannot go on (five losses or thirty unmeasured trials in a row, no GPUs)."""
 
 
 class Interrupted(RunnerError):

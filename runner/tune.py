@@ -67,7 +67,8 @@ def tune(study: Study) -> None:
     """Run the study until its budget is spent or its space is exhausted.
 
     Raises:
-        StudyError: it cannot go on (five losses in a row, no GPUs, a full disk).
+        StudyError: it cannot go on (five losses or thirty trials without a measurement in a row,
+            no GPUs, a full disk).
         Interrupted: the user asked to stop; what was measured is kept.
     """
     check_whole(study)
@@ -78,6 +79,8 @@ def tune(study: Study) -> None:
         result = study.search.settle(measure(study, proposal))
         finish(study, result)
         stop_after_losses(study, result)
+    if (reason := study.search.why_stuck()) is not None:
+        raise StudyError(reason)
 
 
 def check_whole(study: Study) -> None:

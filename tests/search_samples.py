@@ -15,7 +15,7 @@ from runner.search.proposals import Proposal
 from runner.search.storage import open_database
 from runner.search.study import Search
 from runner.settings import Baseline, Choices, IntRange, SearchSettings, StudySettings
-from runner.trial import Outcome, Params, ParamValue, TrialResult
+from runner.trial import EngineKind, Outcome, Params, ParamValue, TrialResult
 from tests.samples import make_settings
 
 PIPELINE = Expression("pp_size > 1")
@@ -51,6 +51,11 @@ def search_settings(trials: int = 20, seed: int = 0, **changes: Any) -> StudySet
         "search": SearchSettings(sampler, trials, seed, None, None, None, None),
     }
     return make_settings(**{**fields, **changes})
+
+
+def on_real_servers(settings: StudySettings) -> StudySettings:
+    """The study with servers of which little is known before a launch."""
+    return replace(settings, engine=replace(settings.engine, kind=EngineKind.SGLANG))
 
 
 def open_search(settings: StudySettings, folder: Path) -> Search:

@@ -24,6 +24,7 @@ from runner.settings import StudySettings
 from runner.trial import Params
 
 PP_SPECULATIVE = "SGLANG_ENABLE_PP_SPEC"
+EXCHANGE = "moe_a2a_backend"  # with one, SGLang sets ep_size itself
 MODELLED = frozenset({*(field.name for field in fields(ServerShape)), "dp_size"})
 # What changes no throughput, latency or watt, and so need not be modelled.
 UNTIMED = frozenset(
@@ -85,7 +86,7 @@ def plan_setting(
     As in a trial, a launch whose cap is searched gets room for every cap of the space.
     """
     args: Params = {**settings.engine.args, **params}
-    reason = _refused_gpus(settings, profile, args) or _refused_rules(settings.engine.env, args)
+    reason = _refused_gpus(settings, profile, args) or refused_rules(settings.engine.env, args)
     if reason is not None:
         return reason
     launch = plan_launch(settings, params)
@@ -121,7 +122,7 @@ def _refused_gpus(settings: StudySettings, profile: Profile, args: Params) -> Re
     return None
 
 
-def _refused_rules(env: Mapping[str, str], args: Params) -> Refusal | None:
+def refused_rules(env: Mapping[str, str], args: Params) -> Refusal | None:
     """What SGLang itself refuses whatever the machine."""
     pp_size, tp_size = as_int(args.get("pp_size", 1)), as_int(args.get("tp_size", 1))
     attn_dp = as_int(args.get("attn_dp_size", 1))
@@ -138,6 +139,10 @@ def _refused_rules(env: Mapping[str, str], args: Params) -> Refusal | None:
     chunk, page = as_int(args.get("chunked_prefill_size", -1)), as_int(args.get("page_size", 1))
     if chunk > 0 and chunk % page:
         return _rule(f"chunked_prefill_size {chunk} is no multiple of page_size {page}")
+    ep_size = as_int(args.get("ep_size", 1))
+    if ep_size > 1 and tp_size % ep_size and not args.get(EXCHANGE):
+        text = f"tp_size {tp_size} must be a multiple of ep_size {ep_size}"
+        return Refusal(RefusalKind.EXPERTS, text)
     return None
 
 

@@ -304,11 +304,11 @@ def _refused_sizes(profile: Profile, shape: ServerShape) -> Refusal | None:
             f"pp_layer_partition must list the layers of {shape.pp_size} stages, each 1 or more, "
             f"together {model.layers}, as in {','.join(map(str, even))}",
         )
-    if shape.ep_size > 1 and (not model.experts or shape.tp_size % shape.ep_size):
-        return Refusal(
-            RefusalKind.EXPERTS,
-            f"ep_size {shape.ep_size} must divide tp_size {shape.tp_size} of a model of experts",
-        )
+    if shape.ep_size > 1 and not model.experts:
+        return Refusal(RefusalKind.EXPERTS, f"ep_size {shape.ep_size} needs a model of experts")
+    if shape.tp_size % shape.ep_size:
+        text = f"tp_size {shape.tp_size} must be a multiple of ep_size {shape.ep_size}"
+        return Refusal(RefusalKind.EXPERTS, text)
     return None
 
 

@@ -86,16 +86,24 @@ class LaunchThatIsUp:
         return plan_launch(settings, params).key == self.key
 
 
+def never(_params: Params) -> bool:
+    """No setting is known not to run."""
+    return False
+
+
 def choose(
-    settings: StudySettings, history: History, all_points: Callable[[], Sequence[Params] | None]
+    settings: StudySettings,
+    history: History,
+    all_points: Callable[[], Sequence[Params] | None],
+    is_refused: Callable[[Params], bool] = never,
 ) -> Choice | None:
     """The next setting to measure; None when nothing of the space is left.
 
-    The sampler draws until a point is new and keeps the constraints, at first among those that run
-    on the launch that is up. When it finds none, chance picks among the rest: `all_points` lists
-    the space where it is small enough.
+    The sampler draws until a point is new, keeps the constraints and is not known not to run
+    (`is_refused`), at first among those that run on the launch that is up. When it finds none,
+    chance picks among the rest: `all_points` lists the space where it is small enough.
     """
-    is_open = open_settings(settings, history)
+    is_open = open_settings(settings, history, is_refused)
     launch = launch_that_is_up(settings, history)
     index = sum(trial.drawn > 0 and trial.retry_of is None for trial in history)
     copy = StudyCopy(settings, history)
@@ -123,7 +131,9 @@ def choose(
     return None
 
 
-def open_settings(settings: StudySettings, history: History) -> Callable[[Params], bool]:
+def open_settings(
+    settings: StudySettings, history: History, is_refused: Callable[[Params], bool]
+) -> Callable[[Params], bool]:
     """Whether a setting may become a trial: allowed, never asked, and its launch not refused.
 
     A launch that was refused once (out of memory, a backend that this GPU lacks) is refused for
@@ -139,7 +149,9 @@ def open_settings(settings: StudySettings, history: History) -> Callable[[Params
     def is_open(params: Params) -> bool:
         if spec_hash(params) in known or not satisfies(settings, params):
             return False
-        return not refused or plan_launch(settings, params).key not in refused
+        if refused and plan_launch(settings, params).key in refused:
+            return False
+        return not is_refused(params)
 
     return is_open
 

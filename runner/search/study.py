@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from runner.errors import StudyError
 from runner.expression import Expression
+from runner.forecast.refusals import known_refusal
 from runner.launch import spec_hash
 from runner.plans import lengths_of
 from runner.search.budget import OBJECTIVE_POSITION, reason_to_stop, spent_budget, worth
@@ -27,6 +28,7 @@ from runner.search.proposals import (
 )
 from runner.search.sampler import VIOLATED, choose, inside
 from runner.search.storage import NewTrial, TrialStorage
+from runner.search.stuck import MOST_UNMEASURED, stuck_words, unmeasured_after
 from runner.settings import Baseline, StudySettings
 from runner.space import enumerate_space
 from runner.trial import Outcome, Params, TrialLengths, TrialResult
@@ -41,7 +43,9 @@ class Search:
         self._settings = self._whole = settings
         self._storage = TrialStorage(settings, storage_url)
         self._trials = {trial.number: trial for trial in self._storage.read_all()}
+        self._refusal = known_refusal(settings)
         self._losses_in_a_row = 0
+        self._unmeasured: tuple[TrialResult, ...] = ()
         self._is_exhausted = False
 
     def restrict(self, constraints: Sequence[Expression]) -> None:
@@ -56,9 +60,9 @@ class Search:
         """Begin the next trial; None when there is nothing to begin.
 
         In this order: a trial to repeat because it failed, was invalid or lost; a baseline not
-        measured yet; what the sampler proposes, until `search.trials` count or the space is
-        exhausted; then the finalists and baselines once more, when nothing of the search runs,
-        at the lengths of the workload.
+        measured yet; what the sampler proposes, until `search.trials` count, the space is
+        exhausted or the search is stuck; then the finalists and baselines once more, when nothing
+        of the search runs, at the lengths of the workload.
         """
         new = self._next()
         if new is None:
@@ -116,6 +120,7 @@ class Search:
         self._storage.add_constraints(result.number, constraints)
         self._storage.end(result, values)
         self._refresh(result.number)
+        self._unmeasured = unmeasured_after(self._unmeasured, result)
         if result.outcome is Outcome.LOST:
             self._losses_in_a_row += 1
         elif result.outcome is Outcome.COMPLETE:
@@ -132,6 +137,13 @@ class Search:
     def losses_in_a_row(self) -> int:
         """Trials lost since the last complete one, in this process."""
         return self._losses_in_a_row
+
+    def why_stuck(self) -> str | None:
+        """Why the search offers nothing new: too many trials in a row, in this process, had no
+        measurement; None: it goes on.
+        """
+        is_stuck = len(self._unmeasured) >= MOST_UNMEASURED
+        return stuck_words(self._unmeasured) if is_stuck else None
 
     def budget_left(self, minutes_used: float, launches_used: int, energy_used_j: float) -> bool:
         """Whether no budget of the study is spent (search.trials apart: see ask)."""
@@ -158,8 +170,8 @@ class Search:
         if not search_is_full(history, settings.search.trials):
             if (baseline := next_baseline(history, settings.baselines)) is not None:
                 return first_of(baseline)
-            if not self._is_exhausted:
-                choice = choose(settings, history, self._all_points)
+            if not self._is_exhausted and self.why_stuck() is None:
+                choice = choose(settings, history, self._all_points, self._is_refused)
                 if choice is not None:
                     digest = spec_hash(choice.params)
                     return NewTrial(
@@ -175,6 +187,9 @@ class Search:
 
     def _all_points(self) -> Sequence[Params] | None:
         return enumerate_space(self._settings, LARGEST_LISTED_SPACE)
+
+    def _is_refused(self, params: Params) -> bool:
+        return self._refusal(params) is not None
 
     def _found(self, trial: PastTrial, result: TrialResult) -> Params:
         """What Optuna is to know of the setting: as asked, else as the servers resolved it."""

@@ -28,6 +28,7 @@ from tests.search_samples import (
     bad,
     chosen,
     finish,
+    on_real_servers,
     open_search,
     result_of,
     search_settings,
@@ -105,7 +106,7 @@ def test_no_trial_is_refused_or_known(whole: Run) -> None:
 def test_whole_grid_is_measured_once_although_cut_after_seven(whole: Run, tmp_path: Path) -> None:
     """Twelve points, one session of seven, then the rest."""
     grid = replace(
-        whole.settings,
+        on_real_servers(whole.settings),
         parameters=(
             Choices("tp_size", (1, 2, 4)),
             Choices("cuda_graph", (True, False)),

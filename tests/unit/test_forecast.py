@@ -185,7 +185,7 @@ def test_limits_are_judged_at_their_percentile() -> None:
         ({"tp_size": 16}, RefusalKind.GPUS, "16 GPUs"),
         ({"tp_size": 1}, RefusalKind.MEMORY, "out of memory"),
         ({"tp_size": 3}, RefusalKind.HEADS, "does not divide"),
-        ({"tp_size": 8, "ep_size": 3}, RefusalKind.EXPERTS, "must divide"),
+        ({"tp_size": 8, "ep_size": 3}, RefusalKind.EXPERTS, "must be a multiple of ep_size 3"),
         ({"pp_size": 8, "attention_backend": "fa3"}, RefusalKind.BACKEND, "fa3"),
         ({"pp_size": 8, "speculative_algorithm": "EAGLE"}, RefusalKind.VERSION, "speculative"),
         ({"pp_size": 8, "moe_dp_size": 2}, RefusalKind.VERSION, "moe_dp_size"),

@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import optuna
 import pytest
 
 from runner.errors import StudyError
 from runner.expression import Expression
-from runner.launch import plan_launch
-from runner.search.proposals import Proposal
+from runner.forecast.refusals import known_refusal
+from runner.launch import plan_launch, spec_hash
+from runner.search.proposals import MOST_TRIES, Proposal
+from runner.search.stuck import MOST_UNMEASURED
 from runner.search.study import Search
 from runner.settings import Baseline, Choices, IntRange, MeasureSettings, StudySettings
 from runner.space import enumerate_space
@@ -24,6 +27,7 @@ from tests.search_samples import (
     bad,
     chosen,
     finish,
+    on_real_servers,
     open_search,
     result_of,
     search_settings,
@@ -191,12 +195,13 @@ def test_raised_budget_goes_on_with_the_search(tmp_path: Path) -> None:
 
 
 def small(trials: int = 100) -> StudySettings:
-    return search_settings(
+    settings = search_settings(
         trials=trials,
         parameters=SMALL,
         constraints=(Expression("tp_size < 8"),),
         baselines=(Baseline("tp1", {"tp_size": 1}),),
     )
+    return on_real_servers(settings)
 
 
 def test_exhausted_space_ends_the_search(tmp_path: Path) -> None:
@@ -222,6 +227,82 @@ def test_setting_that_failed_twice_is_never_asked_for_again(tmp_path: Path) -> N
     asked = finish(search, lambda proposal: bad(proposal, Outcome.FAILED))
     assert len(asked) == 14
     assert [p.retry_of for p in asked] == [None if n % 2 == 0 else n - 1 for n in range(14)]
+
+
+def test_setting_that_the_profile_refuses_is_never_asked_for(tmp_path: Path) -> None:
+    """Of 80 settings few can run; each that can is asked for once, and no other."""
+    settings = search_settings(
+        trials=100,
+        parameters=(
+            *(Choices(name, (1, 2, 4, 8)) for name in ("tp_size", "pp_size")),
+            Choices("ep_size", (1, 8)),
+            Choices("mem_fraction_static", (0.5, 0.88)),
+        ),
+        constraints=(),
+        baselines=(),
+        measure=NO_REPEATS,
+    )
+    known = known_refusal(settings)
+    points = enumerate_space(settings, 100) or []
+    can_run = {spec_hash(params) for params in points if known(params) is None}
+    asked = finish(open_search(settings, tmp_path))
+    assert [len(points), len(asked)] == [40, 5]
+    assert {p.spec_hash for p in asked} == can_run
+
+
+def test_real_servers_are_asked_for_what_no_rule_refuses(tmp_path: Path) -> None:
+    settings = search_settings(
+        trials=100,
+        parameters=(Choices("tp_size", (1, 2, 8)), Choices("ep_size", (1, 2, 8))),
+        constraints=(),
+        baselines=(),
+        measure=NO_REPEATS,
+    )
+    asked = finish(open_search(on_real_servers(settings), tmp_path))
+    pairs = sorted((p.params["tp_size"], p.params["ep_size"]) for p in asked)
+    assert pairs == [(1, 1), (2, 1), (2, 2), (8, 1), (8, 2), (8, 8)]
+
+
+def test_baseline_is_tried_whatever_is_known_of_it(tmp_path: Path) -> None:
+    settings = search_settings(baselines=(Baseline("tp1", {"tp_size": 1, "pp_size": 1}),))
+    assert ask(open_search(settings, tmp_path)).name == "tp1"
+
+
+def never_runs(**changes: Any) -> StudySettings:  # noqa: ANN401 - any field of StudySettings
+    return on_real_servers(search_settings(trials=4, baselines=(), measure=NO_REPEATS, **changes))
+
+
+@pytest.mark.parametrize("outcome", [Outcome.INFEASIBLE, Outcome.FAILED, Outcome.INVALID])
+def test_search_that_measures_nothing_ends_by_itself(tmp_path: Path, outcome: Outcome) -> None:
+    search = open_search(never_runs(), tmp_path)
+    asked = finish(search, lambda proposal: bad(proposal, outcome))
+    assert MOST_UNMEASURED <= len(asked) <= MOST_UNMEASURED + MOST_TRIES
+    assert f"{len(asked)} trials in a row" in (search.why_stuck() or "")
+
+
+def test_next_session_tries_as_many_again(tmp_path: Path) -> None:
+    first = open_search(never_runs(), tmp_path)
+    finish(first, lambda proposal: bad(proposal, Outcome.INFEASIBLE))
+    first.close()
+    second = open_search(never_runs(), tmp_path)
+    assert second.why_stuck() is None
+    asked = finish(second, lambda proposal: bad(proposal, Outcome.INFEASIBLE))
+    assert [p.number for p in asked] == list(range(MOST_UNMEASURED, 2 * MOST_UNMEASURED))
+
+
+def test_measurement_in_between_begins_the_row_anew(tmp_path: Path) -> None:
+    """The second trial of the session is measured; its finalist is still confirmed at the end."""
+    repeating = MeasureSettings(0.01, 10.0, 120.0, 1, 1)
+    search = open_search(replace(never_runs(), measure=repeating), tmp_path)
+
+    def measure(proposal: Proposal) -> TrialResult:
+        is_good = proposal.number == 1 or proposal.repeat_of is not None
+        return result_of(proposal) if is_good else bad(proposal, Outcome.INFEASIBLE)
+
+    asked = finish(search, measure)
+    assert len(asked) == 2 + MOST_UNMEASURED + 1
+    assert asked[-1].repeat_of == 1
+    assert search.why_stuck() is not None
 
 
 def test_dead_drivers_trials_are_found_as_they_were_asked_for(tmp_path: Path) -> None:
