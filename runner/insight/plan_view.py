@@ -21,6 +21,7 @@ from runner.insight.forecast_view import (
     model_words,
     not_modelled_words,
     show,
+    unmeasured_words,
 )
 from runner.insight.live import duration_words
 from runner.insight.words import format_number
@@ -47,6 +48,10 @@ def _parts(plan: StudyPlan) -> Iterator[RenderableType]:
     if plan.own is not None:
         yield from _own_lengths(plan, plan.own)
     yield Text(model_words(plan.settings), style="dim")
+    sizes = [row.planned.shape.gpus for row in (*plan.ranking, *plan.baselines)]
+    unmeasured = unmeasured_words(plan.settings, max(sizes, default=1))
+    if unmeasured is not None:
+        yield Text(unmeasured, style="yellow")
     if plan.not_modelled:
         yield Text(not_modelled_words(plan.not_modelled), style="yellow")
     if plan.unused:
