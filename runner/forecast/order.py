@@ -1,4 +1,4 @@
-"""The order of a plan's rows: best first, and what seeds cannot tell apart the plainest first. Pure.
+"""The order of a plan: best first, and of what seeds cannot tell apart the plainest. Pure.
 
 Rows are told apart by their objective from p10 to p90 of the seeds. From the best on, those that
 overlap with it stand together: baselines first, then what departs least from SGLang's defaults.
