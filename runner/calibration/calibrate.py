@@ -150,7 +150,15 @@ def calibrate(
         rungs=len(evidence.cells),
     )
     name = start.name if start.name.endswith(SUFFIX) else start.name + SUFFIX
-    return replace(calibration, profile=replace(profile, name=name, fit=fit_words(calibration)))
+    named = replace(profile, name=name, fit=fit_words(calibration))
+    return replace(calibration, profile=replace(named, measured_gpus=_measured_gpus(calibration)))
+
+
+def _measured_gpus(calibration: Calibration) -> int | None:
+    """The start's, or that of the study where it had larger servers."""
+    before = calibration.start.measured_gpus
+    sizes = (each.planned.shape.gpus for each in calibration.evidence.settings)
+    return None if before is None else max(before, *sizes)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ from runner.forecast.equivalence import (
 from runner.forecast.estimate import Estimator
 from runner.forecast.examine import Examined, examine
 from runner.forecast.findings import Finding, group, refusal_example, wastes
+from runner.forecast.order import best_first
 from runner.forecast.own_lengths import OwnLengths, own_lengths
 from runner.forecast.predict import Progress
 from runner.forecast.prediction import plain, rung_document
@@ -120,8 +121,13 @@ def make_plan(
             *_near(forecaster, [*best, *named.values(), *checked]),
         ),
         ranking=tuple(
-            forecaster.ranked(each, None, len(members))
-            for each, members in zip(best, alike, strict=True)
+            best_first(
+                settings,
+                (
+                    forecaster.ranked(each, None, len(members))
+                    for each, members in zip(best, alike, strict=True)
+                ),
+            )
         ),
         baselines=tuple(forecaster.ranked(each, name, 0) for name, each in named.items()),
         refused_baselines=tuple(refused_baselines),

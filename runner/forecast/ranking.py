@@ -1,8 +1,9 @@
 """The best settings by prediction: the closed form finds candidates, simulation orders them.
 
 A layout is a setting without its cap; the ranking has one row for each, at its best cap. The
-simulations of a plan share one budget of estimated work, so that a plan takes about as long for any
-space and says the same on any machine. What the budget does not reach keeps the closed form.
+simulations are those of `runner predict`, under fewer seeds, so that both say the same. They share
+one budget of estimated work, so that a plan takes about as long for any space and says the same on
+any machine. What the budget does not reach keeps the closed form.
 """
 
 from __future__ import annotations
@@ -10,19 +11,18 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from runner.forecast.equivalence import may_be_near, near
+from runner.forecast.equivalence import load_key, may_be_near, near
 from runner.forecast.estimate import Estimator
-from runner.forecast.predict import Progress
+from runner.forecast.predict import EFFORT, Progress
 from runner.forecast.prediction import Basis, RungPrediction
 from runner.forecast.reasons import reason_words
 from runner.forecast.setting import MODELLED, PlannedSetting
-from runner.forecast.simulate import Effort, Job, Sample, combine, make_job, run_jobs
+from runner.forecast.simulate import Job, Sample, combine, make_job, run_jobs
 from runner.launch import CAP
 from runner.settings import Direction, StudySettings
-from runner.trial import LoadProtocol, LoadStart
+from runner.trial import LoadProtocol
 
-EFFORT = Effort(lives=1.0, most_work=0.25e6, start=LoadStart.TOGETHER)
-MOST_WORK = 8.0e6
+MOST_WORK = 16.0e6
 EQUIVALENCE_WORK = 2.0e6  # kept for settings that look alike
 SEEDS = 3
 SPARE = 3  # candidates beyond the best of each layout
@@ -68,7 +68,8 @@ class Forecaster:
         self._done_work = 0.0
         self._total_work = most_work
         self._estimates: dict[int, RungPrediction] = {}
-        self._samples: dict[tuple[int, float], list[Sample]] = {}
+        self._keys: dict[int, Hashable] = {}
+        self._samples: dict[tuple[Hashable, float], list[Sample]] = {}
 
     @property
     def objective_level(self) -> float:
@@ -81,18 +82,20 @@ class Forecaster:
         """Simulate each setting at each of the rungs under the seeds it lacks.
 
         Settings in their order, until the budget is spent; a rung that no longer fits is left out
-        for every seed still to come.
+        for every seed still to come. Settings that the load cannot tell apart are simulated once.
         """
-        jobs: list[tuple[tuple[int, float], Job]] = []
+        jobs: list[tuple[tuple[Hashable, float], Job]] = []
+        begun: dict[tuple[Hashable, float], int] = {}
         for planned in settings:
             for level in levels:
-                key = (id(planned), level)
-                for seed in range(len(self._of(planned, level)), seeds):
+                key = (self._key(planned), level)
+                for seed in range(begun.get(key, len(self._of(planned, level))), seeds):
                     job = make_job(self._settings, self._estimator, planned, level, seed, EFFORT)
                     if self._work + job.work > self._most_work:
                         break
                     self._work += job.work
                     jobs.append((key, job))
+                    begun[key] = seed + 1
         samples = run_jobs([job for _, job in jobs], self._note)
         for (key, _), sample in zip(jobs, samples, strict=True):
             self._samples.setdefault(key, []).append(sample)
@@ -124,7 +127,15 @@ class Forecaster:
         return self.is_simulated(one) and self.is_simulated(other)
 
     def _of(self, planned: PlannedSetting, level: float) -> list[Sample]:
-        return self._samples.get((id(planned), level), [])
+        return self._samples.get((self._key(planned), level), [])
+
+    def _key(self, planned: PlannedSetting) -> Hashable:
+        """Equal for settings that the load cannot tell apart."""
+        known = self._keys.get(id(planned))
+        if known is None:
+            known = load_key(self._settings, self._estimator.profile, planned)
+            self._keys[id(planned)] = known
+        return known
 
     def rung(self, planned: PlannedSetting, level: float) -> RungPrediction:
         """A rung by what is known of it best."""
@@ -154,9 +165,7 @@ class Forecaster:
 
     def is_simulated(self, planned: PlannedSetting) -> bool:
         """Whether every rung was simulated."""
-        return all(
-            (id(planned), level) in self._samples for level in self._settings.workload.ladder
-        )
+        return all(self._of(planned, level) for level in self._settings.workload.ladder)
 
     def goodness(self, rung: RungPrediction) -> tuple[bool, float]:
         """A sort key, best first: limits kept, then the first objective."""

@@ -1,14 +1,14 @@
 """Rungs in virtual time, on the very servers of the simulated engine.
 
 One job is one rung of one setting under one seed. How long it simulates is bounded by what the
-study would measure and by a budget of work, never by the clock, so that a result does not depend
-on the machine. Streams begin as `start` says: gradually, as the study's own, or together with a
-ramp-up of one lifetime of a request, which is cheaper and shows less of how a filled pipeline
-spreads. A window lasts at least the study's `min_window_s` and `lives` lifetimes, and at most
-`END_LIVES` lifetimes more, so that it can end with a whole period; where ramp-up and window would
-cost more than `most_work`, as long as that allows, but `min_window_s`. A load of very long outputs
-is so cut off before its requests end. A burst always runs to its end: its tail is part of its
-number.
+study would measure and by a budget of work, never by the clock, so that a result does not depend on
+the machine. Streams begin as `start` says: gradually, as the study's own, or together with a ramp-
+up of one lifetime of a request, which is cheaper and wrong: such streams stay together, equal
+replies for ever, and prefill together, up to twice as fast as a study would measure. A window lasts
+at least the study's `min_window_s` and `lives` lifetimes, and at most `END_LIVES` lifetimes more,
+so that it can end with a whole period; where ramp-up and window would cost more than `most_work`,
+as long as that allows, but `min_window_s`. A load of very long outputs is so cut off before its
+requests end. A burst always runs to its end: its tail is part of its number.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from runner.trial import (
 TOKEN_WORK, VISIT_WORK, EMPTY_VISIT_WORK, STEP_WORK = 3.0, 4.0, 1.0, 15.0
 END_LIVES = 1.2
 RAMP_LIVES = {LoadStart.GRADUAL: USUAL_LIVES, LoadStart.TOGETHER: 1.0}
+RAMP_WORK = {LoadStart.GRADUAL: 0.7, LoadStart.TOGETHER: 1.0}  # of what all streams would take
 LONGEST_RAMP = 1.5  # of what it is expected to take
 SAFETY = 5.0  # how much longer than its estimate a burst may last
 WORTH_A_POOL = 1.5e6  # work for which processes are started
@@ -142,7 +143,7 @@ def bound(
         min_periods=1,
         max_ramp_s=LONGEST_RAMP * ramp_s if is_gradual else min(ramp_s, longest_s),
     )
-    return window, work_per_s * (ramp_s + longest_s)
+    return window, work_per_s * (RAMP_WORK[effort.start] * ramp_s + longest_s)
 
 
 def _work_per_s(planned: PlannedSetting, rung: RungPrediction) -> float:

@@ -17,6 +17,7 @@ from runner.insight.live import duration_words
 from runner.insight.output import print_for_people
 from runner.insight.words import format_number
 from runner.label import setting_label
+from runner.launch import world_size
 from runner.lengths import law_words
 from runner.settings import StudySettings
 from runner.trial import LoadProtocol, Params
@@ -90,6 +91,9 @@ def print_prediction(
         ),
         Text(model_words(settings)),
     ]
+    unmeasured = unmeasured_words(settings, world_size({**settings.engine.args, **params}))
+    if unmeasured is not None:
+        sentences.append(Text(unmeasured, style="yellow"))
     if prediction.not_modelled:
         sentences.append(Text(not_modelled_words(prediction.not_modelled), style="yellow"))
     if prediction.is_cut_off:
@@ -120,6 +124,19 @@ def model_words(settings: StudySettings) -> str:
     profile = study_profile(settings)
     fit = f", {profile.fit}" if profile.fit else ""
     return f"By the model of {profile.name}{fit}; p10 - p90 is the spread over seeds alone."
+
+
+def unmeasured_words(settings: StudySettings, largest: int) -> str | None:
+    """A warning where a server of `largest` GPUs is larger than any the profile was fitted to."""
+    profile = study_profile(settings)
+    measured = profile.measured_gpus
+    if measured is None or largest <= measured:
+        return None
+    size = "one GPU" if measured == 1 else f"at most {measured} GPUs"
+    return (
+        f"{profile.name} was measured with servers of {size} only. Nothing was measured of larger "
+        "ones, so the accuracy above does not hold for them: they are a guess."
+    )
 
 
 def not_modelled_words(names: Sequence[str]) -> str:

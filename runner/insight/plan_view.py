@@ -10,6 +10,7 @@ from rich.table import Table
 from rich.text import Text
 
 from runner.forecast.findings import Finding
+from runner.forecast.order import best_first, same_rows
 from runner.forecast.own_lengths import OwnLengths
 from runner.forecast.plan import StudyPlan
 from runner.forecast.prediction import Basis
@@ -21,13 +22,14 @@ from runner.insight.forecast_view import (
     model_words,
     not_modelled_words,
     show,
+    unmeasured_words,
 )
 from runner.insight.live import duration_words
 from runner.insight.words import format_number
 from runner.label import setting_label
 from runner.launch import CAP, as_int
 from runner.lengths import law_words
-from runner.settings import Direction, StudySettings
+from runner.settings import StudySettings
 from runner.trial import EngineKind, Params
 
 MOST_GROUPS = 6
@@ -46,9 +48,7 @@ def _parts(plan: StudyPlan) -> Iterator[RenderableType]:
     yield Text(load_words(plan.settings), style="dim")
     if plan.own is not None:
         yield from _own_lengths(plan, plan.own)
-    yield Text(model_words(plan.settings), style="dim")
-    if plan.not_modelled:
-        yield Text(not_modelled_words(plan.not_modelled), style="yellow")
+    yield from _model(plan)
     if plan.unused:
         values = ", ".join(plan.unused)
         yield Text(f"In no setting (more GPUs than there are, or a constraint): {values}")
@@ -72,6 +72,17 @@ def _parts(plan: StudyPlan) -> Iterator[RenderableType]:
     yield Text(_basis_words(plan), style="dim")
     yield Text("")
     yield from _cost(plan)
+
+
+def _model(plan: StudyPlan) -> Iterator[Text]:
+    """Whose numbers these are, and what they do not know."""
+    yield Text(model_words(plan.settings), style="dim")
+    sizes = [row.planned.shape.gpus for row in (*plan.ranking, *plan.baselines)]
+    unmeasured = unmeasured_words(plan.settings, max(sizes, default=1))
+    if unmeasured is not None:
+        yield Text(unmeasured, style="yellow")
+    if plan.not_modelled:
+        yield Text(not_modelled_words(plan.not_modelled), style="yellow")
 
 
 def _own_lengths(plan: StudyPlan, own: OwnLengths) -> Iterator[Text]:
@@ -154,25 +165,23 @@ def _ranking_table(plan: StudyPlan) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("setting", overflow="fold", max_width=MOST_SETTING_WIDTH)
     table.add_column("why", overflow="fold", ratio=1, min_width=LEAST_WHY_WIDTH)
-    for row in _rows(plan):
-        table.add_row(*(Text(cell) for cell in _cells(plan, row)), style="cyan" if row.name else "")
+    ordered = best_first(plan.settings, (*plan.ranking, *plan.baselines))
+    for rows in same_rows(plan.settings, ordered):
+        style = "cyan" if any(row.name for row in rows) else ""
+        table.add_row(*(Text(cell) for cell in _cells(plan, rows)), style=style)
     return table
 
 
-def _rows(plan: StudyPlan) -> list[Ranked]:
-    """Settings and baselines together, best first."""
-    is_up = plan.settings.objectives[0].direction is Direction.MAXIMIZE
-
-    def key(row: Ranked) -> tuple[bool, float]:
-        return row.misses_slo, -row.objective if is_up else row.objective
-
-    return sorted((*plan.ranking, *plan.baselines), key=key)
+def _label(row: Ranked) -> str:
+    label = setting_label(row.planned.params)
+    return f"{label} [{row.name}]" if row.name else label
 
 
-def _cells(plan: StudyPlan, row: Ranked) -> tuple[str, ...]:
+def _cells(plan: StudyPlan, rows: Sequence[Ranked]) -> tuple[str, ...]:
+    """One line for settings with the same numbers."""
+    row = rows[0]
     level = plan.settings.objectives[0].concurrency
     rung = next(rung for rung in row.rungs if rung.level == level)
-    label = setting_label(row.planned.params)
     mark = "" if row.basis is Basis.SIMULATION else "~"
     spread = "-"
     if rung.p10 is not None and rung.p90 is not None:
@@ -181,7 +190,7 @@ def _cells(plan: StudyPlan, row: Ranked) -> tuple[str, ...]:
         mark + format_number(row.objective),
         spread,
         format_number(rung.power_w),
-        f"{label} [{row.name}]" if row.name else label,
+        " = ".join(_label(each) for each in rows),
         row.reason
         + (f"; {row.alike} more cap{'s' if row.alike > 1 else ''} alike" if row.alike else "")
         + (f"; misses {_limits(plan.settings)}" if row.misses_slo else ""),
@@ -198,7 +207,9 @@ def _basis_words(plan: StudyPlan) -> str:
     words = f"Simulated under up to {SEEDS} seeds; p10 - p90 is output_throughput over them, "
     words += "a dash where one was enough. "
     words += (
-        "One row a layout, at its best cap; alike are caps that the closed form puts within 0.5 %."
+        "One row a layout, at its best cap, and for what has the same numbers; alike are caps that "
+        "the closed form puts within 0.5 %. Rows that overlap with the best of them: baselines "
+        "first, then what is nearest to SGLang's defaults."
     )
     if any(row.basis is Basis.CLOSED_FORM for row in rows):
         words += " ~ by the closed form only."

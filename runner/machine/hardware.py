@@ -198,7 +198,8 @@ class Profile:
     """A hardware profile.
 
     `refused_backends` says why a backend cannot run here; `fit` how the numbers were found and how
-    far they are off, for people.
+    far they are off, for people. `measured_gpus`: the most GPUs of one server when they were
+    measured; None: all of `gpus`.
     """
 
     name: str
@@ -215,3 +216,4 @@ class Profile:
     backends: Mapping[str, Backend]
     refused_backends: Mapping[str, str]
     fit: str = ""
+    measured_gpus: int | None = None

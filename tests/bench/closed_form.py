@@ -24,7 +24,7 @@ from runner.settings import StudySettings
 from runner.trial import Lengths, LoadProtocol, LoadStart, Params
 
 STUDY = Path(__file__).parents[2] / "search_spaces" / "kimi-k2.6-8x-rtx-pro-6000.yaml"
-EFFORT = Effort(lives=1.0, most_work=0.15e6, start=LoadStart.TOGETHER)
+EFFORT = Effort(lives=1.0, most_work=0.5e6, start=LoadStart.GRADUAL)
 LADDER = (8, 32)
 LENGTHS = {"256 tokens": Lengths.fixed(256), "128 - 384 tokens": Lengths("uniform", 128, 384)}
 

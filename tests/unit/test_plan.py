@@ -418,7 +418,7 @@ def test_a_plan_ranks_by_the_search_and_says_so(plan: StudyPlan) -> None:
     assert document["lengths"] == {
         "search": "12 tokens",
         "workload": "48 tokens",
-        "other_leader": None,
+        "other_leader": "pp8 d4 cap1",
     }
     assert "lengths" not in plan_document(plan)
     stream = io.StringIO()
@@ -438,17 +438,19 @@ def test_finalists_cost_what_the_users_lengths_take(plan: StudyPlan) -> None:
 
 
 def test_a_plan_warns_when_the_users_lengths_have_another_leader() -> None:
-    """Replies of one token are all prefill, those of 400 all decode."""
+    """Short replies are mostly prefill, long ones mostly decode."""
     settings = with_workload(STUDY, concurrency=(6,))
     estimator = Estimator(settings, study_profile(settings))
-    rows = [planned({"pp_size": 8, CAP: cap, DEPTH: 0}) for cap in (1, 6)] + [
-        planned({"tp_size": 8, "pp_size": 1})
+    rows = [
+        planned({"tp_size": 1, "pp_size": 8, CAP: 1}),
+        planned({"tp_size": 4, "pp_size": 2, CAP: 3}),
+        planned({"tp_size": 8, "pp_size": 1}),
     ]
 
     def leader(estimated: Estimator) -> PlannedSetting:
         return max(rows, key=lambda row: estimated.rung(row, 6).output_throughput)
 
-    laws = [Lengths.fixed(tokens) for tokens in (1, 400)]
+    laws = [Lengths.fixed(tokens) for tokens in (12, 400)]
     leaders = [
         leader(Estimator(with_workload(settings, output_tokens=law), estimator.profile))
         for law in laws

@@ -1,0 +1,107 @@
+"""The rows of a plan: what seeds cannot tell apart, the same numbers, what was measured."""
+
+from __future__ import annotations
+
+import io
+from dataclasses import replace
+
+import pytest
+
+from runner.forecast.order import best_first, same_rows
+from runner.forecast.plan import make_plan
+from runner.forecast.prediction import Basis, Prediction, RungPrediction
+from runner.forecast.ranking import Ranked
+from runner.forecast.setting import PlannedSetting, plan_setting, study_profile
+from runner.insight.forecast_view import print_prediction
+from runner.insight.plan_view import print_plan
+from runner.machine.profile import load_profile
+from runner.settings import Choices, Direction, StudySettings
+from runner.trial import LoadProtocol, Params
+from tests.forecasting import DEPTH, small_study
+
+STUDY = small_study()
+LLAMA = replace(
+    STUDY,
+    engine=replace(STUDY.engine, profile="h200-llama-3.1-8b"),
+    hardware=replace(STUDY.hardware, gpus=2),
+    parameters=(Choices("tp_size", (1,)),),
+    baselines=(),
+)
+TP8: Params = {"tp_size": 8}
+GRAPH: Params = {"tp_size": 8, "cuda_graph": True}
+EAGER: Params = {"tp_size": 8, "cuda_graph": False}
+DEEP: Params = {"pp_size": 8, DEPTH: 4}
+
+
+def row(
+    params: Params, value: float, half: float | None, name: str | None = None, misses: bool = False
+) -> Ranked:
+    planned = plan_setting(STUDY, study_profile(STUDY), params)
+    assert isinstance(planned, PlannedSetting)
+    rung = RungPrediction(6, value, 0.1, 0.01, 1.0, 1.0, 1000.0, Basis.SIMULATION)
+    if half is not None:
+        rung = replace(rung, p10=value - half, p90=value + half)
+    return Ranked(planned, name, value, Basis.SIMULATION, "", (rung,), misses, 0)
+
+
+def order(*rows: Ranked, settings: StudySettings = STUDY) -> list[float]:
+    return [each.objective for each in best_first(settings, rows)]
+
+
+def test_the_best_comes_first_where_seeds_can_tell() -> None:
+    rows = row(DEEP, 110, 2), row(TP8, 100, 2, "today"), row(GRAPH, 90, None)
+    assert order(*reversed(rows)) == [110, 100, 90]
+    falling = replace(STUDY.objectives[0], direction=Direction.MINIMIZE)
+    assert order(*rows, settings=replace(STUDY, objectives=(falling,))) == [90, 100, 110]
+
+
+def test_of_those_that_overlap_the_baseline_and_then_the_plainest_comes_first() -> None:
+    eager = row(EAGER, 101, 2)
+    assert order(eager, row(GRAPH, 100.5, 2), row(DEEP, 100.8, 2), row(TP8, 99, 1, "today")) == [
+        *(99, 100.5),
+        *(101, 100.8),
+    ]
+
+
+def test_what_misses_a_limit_does_not_overlap_with_what_keeps_it() -> None:
+    assert order(row(TP8, 101, 2, "today", misses=True), row(EAGER, 100, 2)) == [100, 101]
+
+
+def test_what_does_not_overlap_with_the_best_is_not_drawn_up_by_what_does() -> None:
+    """100 - 104, 98 - 101, 96 - 99: the last overlaps with the second only."""
+    rows = row(EAGER, 102, 2), row(DEEP, 99.5, 1.5), row(TP8, 97.5, 1.5, "today")
+    assert order(*rows) == [102, 99.5, 97.5]
+
+
+def test_rows_with_the_same_numbers_are_one() -> None:
+    rows = row(TP8, 100, 2, "today"), row(GRAPH, 100, 2), row(DEEP, 90, 2)
+    assert [len(group) for group in same_rows(STUDY, rows)] == [2, 1]
+    graphs = (Choices("tp_size", (8,)), Choices("cuda_graph", (True, False)))
+    stream = io.StringIO()
+    print_plan(make_plan(replace(STUDY, parameters=graphs), top=3), stream)
+    assert "tp8 [tp8] = tp8 graph = tp8 eager" in stream.getvalue()
+
+
+@pytest.mark.parametrize(("tp_size", "is_told"), [(1, False), (2, True)])
+def test_what_was_measured_on_one_gpu_says_nothing_of_two(tp_size: int, is_told: bool) -> None:
+    params: Params = {"tp_size": tp_size}
+    answer, plan = io.StringIO(), io.StringIO()
+    prediction = Prediction(
+        LoadProtocol.CLOSED_LOOP, 12, Basis.SIMULATION, row(TP8, 1, None).rungs, seeds=1
+    )
+    print_prediction(prediction, LLAMA, params, answer)
+    settings = replace(LLAMA, parameters=(Choices("tp_size", (tp_size,)),))
+    print_plan(make_plan(settings, top=1), plan)
+    for stream in (answer, plan):
+        words = " ".join(stream.getvalue().split())
+        assert ("measured with servers of one GPU only" in words) is is_told
+        assert "fitted to 41 measured points" in words
+
+
+def test_profiles_that_say_nothing_were_measured_whole() -> None:
+    kimi = load_profile("rtx-pro-6000-x8-kimi-k2.6")
+    assert kimi.measured_gpus is None
+    assert load_profile("h200-qwen3-30b-a3b").measured_gpus == 1
+    stream = io.StringIO()
+    print_plan(make_plan(STUDY, top=1), stream)
+    assert "was measured with servers" not in stream.getvalue()
