@@ -277,7 +277,7 @@ def test_memory_comes_back_a_while_after_the_end(tmp_path: Path) -> None:
     machine = tmp_path / "machine"
     with broken(tmp_path, "hold-memory:200", *H200, "--gpu-folder", str(machine)) as server:
         gpus = EmulatedGpus(machine, Clock(SCALE))
-        (uuid,) = (gpu.uuid for gpu in gpus.gpus())
+        uuid = gpus.gpus()[0].uuid
         used = gpus.read(uuid).memory_used_bytes
         server.end()
         assert gpus.read(uuid).memory_used_bytes == used
@@ -297,7 +297,7 @@ def test_a_child_outlives_its_server_with_the_memory(
         (child,) = psutil.Process(server.process.pid).children()
         try:
             gpus = EmulatedGpus(machine, Clock(SCALE))
-            (uuid,) = (gpu.uuid for gpu in gpus.gpus())
+            uuid = gpus.gpus()[0].uuid
             server.signal(signal.SIGKILL)
             server.process.wait()
             child.terminate()

@@ -30,7 +30,7 @@ from runner.engines.sglang.server import Server, ServerStarted
 from runner.engines.sglang.start_limits import PhaseLimit
 from runner.errors import ClusterLost, LoadFailed, ServerFailed, StudyError
 from runner.launch import plan_launch
-from runner.machine.profile import FOLDER
+from runner.machine.profile import load_profile, profile_text
 from runner.plans import rung_plans
 from runner.settings import StudySettings
 from runner.trial import LaunchSpec, LoadPlan, LoadRun, Params, ParamValue
@@ -163,10 +163,10 @@ def test_a_rate_decides_by_the_launchs_number(make_server: MakeServer) -> None:
 
 
 def profile_of(tmp_path: Path, gpus: int) -> str:
-    """The machine of one H200, with more of them."""
-    one = (FOLDER / "h200-llama-3.1-8b.yaml").read_text(encoding="utf-8")
+    """A machine of so many H200s."""
+    profile = replace(load_profile("h200-llama-3.1-8b"), gpus=gpus)
     path = tmp_path / f"h200-x{gpus}.yaml"
-    path.write_text(one.replace("\ngpus: 1\n", f"\ngpus: {gpus}\n"), encoding="utf-8")
+    path.write_text(profile_text(profile), encoding="utf-8")
     return str(path)
 
 
@@ -237,7 +237,7 @@ def test_memory_that_a_dead_driver_left_is_awaited_by_the_next(tmp_path: Path) -
     writer = GpuWriter(tmp_path / "machine", 0)  # a server that goes when its driver has gone
     machine = Launcher(tmp_path, wanted=1, gpus=1)
     gpus = EmulatedGpus(tmp_path / "machine", Clock(SCALE))
-    (uuid,) = (gpu.uuid for gpu in gpus.gpus())
+    uuid = gpus.gpus()[0].uuid
     writer.hold(100 << 30)
     writer.keep_memory(40.0 / SCALE)
     writer.leave()

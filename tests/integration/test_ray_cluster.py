@@ -62,7 +62,8 @@ def test_a_study_joins_a_running_cluster(address: str, tmp_path: Path) -> None:
 @pytest.mark.ray
 @pytest.mark.slow
 def test_a_cluster_with_too_few_gpus_is_told_at_once(address: str, tmp_path: Path) -> None:
-    home = Home(tmp_path, {**CPU, "hardware": {"gpus": 4}})
+    engine = {**CPU["engine"], "profile": "h200-llama-3.1-8b"}
+    home = Home(tmp_path, {**CPU, "engine": engine, "hardware": {"gpus": 4}})
 
     done = home.tune("--address", address)
 
