@@ -50,9 +50,9 @@ def tune(args: argparse.Namespace, settings: StudySettings, words: list[str]) ->
     check_engine(settings, is_local=is_local)
     if args.address is not None:
         check_reachable(args.address)
-    if is_local and not StudyStore(args.home, settings.name).has_measured():
-        check_flags(settings)
     if not StudyStore(args.home, settings.name).has_measured():
+        if is_local:
+            check_flags(settings)
         check_runnable(settings)
     command = ["runner", *words]
     for flag in ("executor", "address"):

@@ -7,7 +7,7 @@ tried whatever is known, since it was asked for by name.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TypeAlias
 
 from runner.errors import ConfigError
@@ -45,9 +45,8 @@ def known_refusal(settings: StudySettings) -> KnownRefusal:
 def check_runnable(settings: StudySettings) -> None:
     """Raise ConfigError when every setting looked at and every baseline is known not to run."""
     known = known_refusal(settings)
-    asked = [*(each.params for each in settings.baselines), *examine(settings).settings]
     reasons: list[tuple[str, str]] = []
-    for params in asked:
+    for params in _asked(settings):
         refusal = known(params)
         if refusal is None:
             return
@@ -60,6 +59,12 @@ def check_runnable(settings: StudySettings) -> None:
         else f"no setting of study {settings.name} keeps its constraints and fits on "
         f"{settings.hardware.gpus} GPUs (hardware.gpus); change parameters or constraints"
     )
+
+
+def _asked(settings: StudySettings) -> Iterator[Params]:
+    """Baselines, then settings: a space is looked at only where no baseline may run."""
+    yield from (baseline.params for baseline in settings.baselines)
+    yield from examine(settings).settings
 
 
 def finding_lines(findings: tuple[Finding, ...]) -> str:

@@ -17,7 +17,7 @@ from runner.launch import plan_launch
 from runner.lengths import law_words
 from runner.measure.idle import IdleGpu
 from runner.measure.resolved import difference_words
-from runner.settings import Direction, Objective, StudySettings
+from runner.settings import Objective, StudySettings
 from runner.trial import EngineKind, Outcome, RungResult, TrialLengths, TrialResult
 
 COUNT_WORDS = {1: "once", 2: "twice"}
@@ -321,9 +321,8 @@ def _unconfirmed_words(ranking: Ranking, results: Sequence[TrialResult]) -> Iter
     best = ranking.best
     if best is None or ranking.halfwidth(best) is None:
         return
-    sign = 1 if ranking.objectives[0].direction is Direction.MAXIMIZE else -1
     for setting in ranking.measured:
-        if sign * (setting.values[0] - best.values[0]) <= 0.0:
+        if (ranking.advantage(over=best, of=setting) or 0.0) <= 1.0:
             continue
         numbers = {measurement.number for measurement in setting.measurements}
         again = [result for result in results if result.repeat_of in numbers]

@@ -106,7 +106,7 @@ def _hung(rung: RungRecord) -> str | None:
     one period of a load that was cut short is no longer than a request may queue.
     """
     hung = sum(
-        _is_overtaken(record, load, rung.concurrency) or bool(record.token_s)
+        bool(record.token_s) or _is_overtaken(record, load, rung.concurrency)
         for load in rung.counted
         if load.cut_below is None
         for record in load.records

@@ -39,6 +39,7 @@ from runner.trial import (
     TrialSpec,
 )
 from runner.verdict import RungKeeper, TrialIdentity, conclude
+from tests.studies import DEMO
 
 H200: dict[str, Any] = {
     "name": "h200",
@@ -55,21 +56,13 @@ H200: dict[str, Any] = {
     "measure": {"min_window_s": 10, "max_window_s": 120, "finalists": 1},
 }
 KIMI: dict[str, Any] = {
+    **DEMO,
     "name": "kimi",
-    "engine": {"kind": "simulated", "profile": "rtx-pro-6000-x8-kimi-k2.6"},
     "parameters": {
-        "tp_size": {"choices": [1, 2, 4, 8]},
-        "pp_size": {"choices": [1, 2, 4, 8]},
-        "pp_async_batch_depth": {"int": [0, 8], "when": "pp_size > 1"},
-        "pp_max_micro_batch_size": {"int": [1, 64], "log": True, "when": "pp_size > 1"},
-        "cuda_graph": {"choices": [True, False]},
+        **DEMO["parameters"],
         "attention_backend": {"choices": ["triton", "flashinfer"]},
     },
-    "constraints": ["tp_size * pp_size == 8"],
-    "baselines": [
-        {"name": "pp8-auto", "tp_size": 1, "pp_size": 8, "max_running_requests": 64},
-        {"name": "tp8", "tp_size": 8, "pp_size": 1},
-    ],
+    "baselines": [*DEMO["baselines"], {"name": "tp8", "tp_size": 8, "pp_size": 1}],
     "workload": {
         "prompt_tokens": 256,
         "output_tokens": {"uniform": [128, 384]},
