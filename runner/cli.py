@@ -162,11 +162,12 @@ def add_calibrate(
     calibrate = commands.add_parser(
         "calibrate",
         parents=parents,
-        help="refit the hardware profile to what a study measured",
-        description="Refit a hardware profile to the trials of a study, say how far the model was "
-        "and is off, and which numbers these trials cannot tell. Nothing is launched.",
+        help="refit the hardware profile to what studies measured",
+        description="Refit a hardware profile to the trials of a study, or of several of the same "
+        "model and machine, say how far the model was and is off, and which numbers these trials "
+        "cannot tell. Nothing is launched.",
     )
-    calibrate.add_argument("name")
+    calibrate.add_argument("name", nargs="+")
     calibrate.add_argument(
         "--profile", metavar="P", help="the profile to start from (default: the study's)"
     )
@@ -174,7 +175,8 @@ def add_calibrate(
         "--out",
         type=Path,
         metavar="FILE",
-        help="write the profile here, too (always: studies/NAME/calibration/profile.yaml)",
+        help="write the profile here, too (always: calibration/profile.yaml in the folder of "
+        "the first study)",
     )
     calibrate.set_defaults(run="run_calibrate")
 

@@ -250,11 +250,11 @@ def run_emulate(args: argparse.Namespace) -> int:
     return serve(args.flags)
 
 
-def stored_settings(args: argparse.Namespace) -> StudySettings:
-    """The settings of a study on disk, by its name."""
+def stored_settings(args: argparse.Namespace, name: str | None = None) -> StudySettings:
+    """The settings of a study on disk; `name` None: the one that the command names."""
     from runner.config import complete, parse_study
 
-    document = StudyStore(args.home, args.name).read_study()
+    document = StudyStore(args.home, name or args.name).read_study()
     return parse_study(complete(document["settings"]), getattr(args, "overrides", ()))
 
 
@@ -295,7 +295,7 @@ def run_plan(args: argparse.Namespace) -> int:
 
 
 def run_calibrate(args: argparse.Namespace) -> int:
-    """`runner calibrate`: a profile from what a study measured."""
+    """`runner calibrate`: a profile from what studies measured."""
     from runner.calibration.calibrate import calibrate
     from runner.calibration.files import (
         CalibrationFiles,
@@ -303,23 +303,25 @@ def run_calibrate(args: argparse.Namespace) -> int:
         launches_of,
         starting_profile,
     )
-    from runner.calibration.points import evidence_of
+    from runner.calibration.points import StudyRecord, evidence_of
     from runner.calibration.starts import fit_starts, with_idle
     from runner.insight.calibration_view import calibration_document, print_calibration
     from runner.insight.forecast_view import ProgressLine
 
-    settings = stored_settings(args)
-    store = StudyStore(args.home, args.name)
-    files = CalibrationFiles(store.folder / "calibration", check_out(args.out))
-    start = starting_profile(settings, args.profile)
-    evidence = evidence_of(settings, start, store.results())
-    costs, changes = fit_starts(start, launches_of(store))
-    base = replace(with_idle(start, store.read_idle() or ()), start=costs)
-    if store.progress().driver_pid is not None:
+    studies = [stored_settings(args, name) for name in args.name]
+    stores = [StudyStore(args.home, name) for name in args.name]
+    files = CalibrationFiles(stores[0].folder / "calibration", check_out(args.out))
+    start = starting_profile(studies, args.profile)
+    records = map(StudyRecord, studies, (tuple(store.results()) for store in stores))
+    evidence = evidence_of(start, *records)
+    costs, changes = fit_starts(start, [each for store in stores for each in launches_of(store)])
+    idle = [gpu for store in stores for gpu in store.read_idle() or ()]
+    base = replace(with_idle(start, idle), start=costs)
+    if any(store.progress().driver_pid is not None for store in stores):
         os.nice(LEAST_URGENT)
         print("the study is running: calibrating with what it leaves of the CPU", file=sys.stderr)
     with closing(ProgressLine(sys.stderr, "calibrating")) as line:
-        calibration = calibrate(settings, start, evidence, base, changes, line)
+        calibration = calibrate(start, evidence, base, changes, line)
     files.write(calibration)
     if args.json:
         print(json.dumps(calibration_document(calibration, files)))

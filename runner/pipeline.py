@@ -121,6 +121,7 @@ class Pipeline:
             max_running_requests=resolved.max_running_requests,
             chunk_tokens=resolved.chunk_tokens,
             kv_tokens=resolved.max_total_tokens,
+            counts_ended=self._profile.counts_ended,
         )
         return Scheduler(limits, resolved.pp_max_micro_batch_size)
 
@@ -333,6 +334,7 @@ class Pipeline:
             sent_s = cpu_s[rank - 1] + host.message_s
             if sent_s > now_s:
                 now_s = sent_s
+            now_s += host.exchange_s
             arrived_s = gpu_s[rank - 1] + self._profile.link.hop_s
             if arrived_s > ready_s:
                 ready_s = arrived_s
@@ -360,16 +362,22 @@ class Pipeline:
         """Every rank waits for and processes the result of its next slot."""
         recent, cpu_s, sent_s = self._recent, self._cpu_s, self._sent_s
         lag = len(recent) - self._ranks - 1
-        hop_s = self._profile.link.hop_s
+        hop_s, exchange_s = self._profile.link.hop_s, self._profile.host.exchange_s
         done = recent[lag]
         if done is not None:
             # The last rank ships it now, `depth` iterations after it launched it.
-            arrived_s = max(sent_s[-1], done.end_s) + hop_s
-            cpu_s[0] = max(cpu_s[0], arrived_s) + done.result_s
+            arrived_s = max(sent_s[-1] + exchange_s, done.end_s) + hop_s
+            cpu_s[0] = max(cpu_s[0] + exchange_s, arrived_s) + exchange_s + done.result_s
         for rank in range(1, self._ranks):
             passed = recent[lag + rank]
             if passed is not None:
-                cpu_s[rank] = max(cpu_s[rank], sent_s[rank - 1] + hop_s) + passed.result_s
+                arrived_s = sent_s[rank - 1] + exchange_s + hop_s
+                cpu_s[rank] = max(cpu_s[rank] + exchange_s, arrived_s)
+                cpu_s[rank] += exchange_s + passed.result_s
+        if exchange_s:
+            for rank in range(self._ranks - 1):  # and now it sends its hidden states
+                if recent[rank] is not None:
+                    cpu_s[rank] += exchange_s
         return done
 
     def _record(self, rank: int, start_s: float, end_s: float, batch: Batch) -> None:

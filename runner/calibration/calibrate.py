@@ -1,4 +1,4 @@
-"""Refits a profile from what a study measured, and says how far it is off then.
+"""Refits a profile from what studies measured, and says how far it is off then.
 
 The closed form is fitted, times what the simulation gives over it: found at the starting profile,
 and again at each fit, until that changes no more. What the data cannot tell goes back to its start
@@ -22,7 +22,6 @@ from runner.calibration.starts import StartChange
 from runner.calibration.verdict import Verdict, known_together, reason_of
 from runner.forecast.predict import Progress
 from runner.machine.hardware import Profile
-from runner.settings import StudySettings
 
 FEWEST_SETTINGS = 4  # with fewer, leaving one out says nothing
 MOST_FOLDS = 10
@@ -79,7 +78,6 @@ class Calibration:
     for, of `rungs`.
     """
 
-    study: str
     start: Profile
     profile: Profile
     evidence: Evidence
@@ -93,13 +91,17 @@ class Calibration:
     rungs: int
 
     @property
+    def studies(self) -> tuple[str, ...]:
+        """The names of the studies."""
+        return tuple(study.name for study in self.evidence.studies)
+
+    @property
     def settings(self) -> int:
         """How many different settings were measured."""
         return len(self.evidence.settings)
 
 
 def calibrate(
-    study: StudySettings,
     start: Profile,
     evidence: Evidence,
     base: Profile | None = None,
@@ -109,7 +111,6 @@ def calibrate(
     """Fit the profile `start`.
 
     Args:
-        study: whose settings `evidence` measured.
         start: the profile as it is used now; errors before are its own.
         evidence: what was measured.
         base: `start` with what needs no fit (idle watts, start costs); None: `start`.
@@ -117,7 +118,7 @@ def calibrate(
         on_progress: told how far it is.
     """
     stages = _Stages(on_progress)
-    fitting = Fitting(CellModel(study, evidence), base or start, evidence)
+    fitting = Fitting(CellModel(evidence), base or start, evidence)
     before = fitting.model.simulate(start, stages.next(BEFORE_SHARE))
     fitting.correct_at(start, before)
     best = settle(fitting, stages)
@@ -136,7 +137,6 @@ def calibrate(
         )
     )
     calibration = Calibration(
-        study=study.name,
         start=start,
         profile=profile,
         evidence=evidence,
@@ -155,7 +155,7 @@ def calibrate(
 
 
 def _measured_gpus(calibration: Calibration) -> int | None:
-    """The start's, or that of the study where it had larger servers."""
+    """The start's, or that of the studies where they had larger servers."""
     before = calibration.start.measured_gpus
     sizes = (each.planned.shape.gpus for each in calibration.evidence.settings)
     return None if before is None else max(before, *sizes)
@@ -243,7 +243,7 @@ def fit_words(calibration: Calibration) -> str:
     """How the numbers were found and how far they are off, for the profile itself."""
     evidence = calibration.evidence
     words = (
-        f"calibrated from study {calibration.study}: {len(evidence.points)} points of "
+        f"calibrated from {' and '.join(calibration.studies)}: {len(evidence.points)} points of "
         f"{evidence.trials} trials, {calibration.settings} settings; mean errors before, after"
         f"{' and left out' if calibration.folds else ''}:"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,7 +42,8 @@ class CalibrationFiles:
 
         Raises StudyError when they cannot be written, ConfigError when `out` cannot.
         """
-        heading = f"Made by `runner calibrate {calibration.study}` from {calibration.start.name}."
+        names = " ".join(calibration.studies)
+        heading = f"Made by `runner calibrate {names}` from {calibration.start.name}."
         text = profile_text(calibration.profile, heading).encode()
         write_whole(self.folder / "profile.yaml", text)
         points = point_documents(calibration)
@@ -65,15 +67,41 @@ def check_out(out: Path | None) -> Path | None:
     return out.absolute()
 
 
-def starting_profile(settings: StudySettings, given: str | None) -> Profile:
-    """The profile to start from: the given one, else the study's; raises ConfigError."""
-    name = given or settings.engine.profile
-    if name is None:
+def starting_profile(studies: Sequence[StudySettings], given: str | None) -> Profile:
+    """The profile to start from: the given one, else the studies'; raises ConfigError."""
+    check_alike(studies)
+    if given is not None:
+        return load_profile(given)
+    profiles = {study.engine.profile: study.name for study in studies}
+    if len(profiles) > 1:
         raise ConfigError(
-            f"study {settings.name} names no hardware profile to start from; give one that is near "
+            "the studies name different hardware profiles: "
+            + ", ".join(f"{study} {profile or 'none'}" for profile, study in profiles.items())
+            + "; say which one to start from: --profile"
+        )
+    profile, study = next(iter(profiles.items()))
+    if profile is None:
+        raise ConfigError(
+            f"study {study} names no hardware profile to start from; give one that is near "
             f"your machine: --profile {' or '.join(profile_names())}, or the path of a .yaml file"
         )
-    return load_profile(name)
+    return load_profile(profile)
+
+
+def check_alike(studies: Sequence[StudySettings]) -> None:
+    """Raise ConfigError where studies measured different things: no profile can hold for both."""
+    first = studies[0]
+    for other in studies[1:]:
+        if other.name in {each.name for each in studies if each is not other}:
+            raise ConfigError(f"study {other.name} is named twice")
+        for name in ("kind", "model"):
+            found = getattr(first.engine, name), getattr(other.engine, name)
+            if found[0] != found[1]:
+                raise ConfigError(
+                    f"studies of one machine and model are expected: engine.{name} of "
+                    f"{first.name} is {found[0]}, that of {other.name} {found[1]}; calibrate them "
+                    "one by one"
+                )
 
 
 def launches_of(store: StudyStore) -> list[tuple[LaunchSpec, LaunchReport]]:
@@ -87,6 +115,7 @@ def point_documents(calibration: Calibration) -> list[dict[str, object]]:
     evidence = calibration.evidence
     return [
         {
+            "study": calibration.studies[each.point.cell.study],
             "trial": each.point.trial,
             "setting": evidence.settings[each.point.cell.setting].label,
             "lengths": str(each.point.cell.lengths),

@@ -19,7 +19,6 @@ from runner.forecast.simulate import Effort, Job, combine, make_job, run_jobs
 from runner.machine.hardware import Profile
 from runner.machine.profile import profile_text
 from runner.plans import at_lengths
-from runner.settings import StudySettings
 from runner.trial import LoadStart, TrialLengths
 
 EFFORT = Effort(lives=2.0, most_work=0.4e6, start=LoadStart.GRADUAL)
@@ -40,10 +39,14 @@ class Simulated:
 
 
 class CellModel:
-    """The model of the measured settings of one study."""
+    """The model of measured settings, each under the load of its study."""
 
-    def __init__(self, study: StudySettings, evidence: Evidence) -> None:
-        self._studies = {lengths: at_lengths(study, lengths) for lengths in TrialLengths}
+    def __init__(self, evidence: Evidence) -> None:
+        self._studies = {
+            (place, lengths): at_lengths(study, lengths)
+            for place, study in enumerate(evidence.studies)
+            for lengths in TrialLengths
+        }
         self._evidence = evidence
         cells = evidence.cells
         step = -(-len(cells) // MOST_SIMULATED)
@@ -51,11 +54,11 @@ class CellModel:
 
     def closed_form(self, profile: Profile, cells: Sequence[Cell]) -> dict[Cell, Values]:
         """The closed form of each cell."""
-        estimators = {
-            lengths: Estimator(study, profile) for lengths, study in self._studies.items()
-        }
+        estimators = {load: Estimator(study, profile) for load, study in self._studies.items()}
         return {
-            cell: values_of(estimators[cell.lengths].rung(self._evidence.planned(cell), cell.level))
+            cell: values_of(
+                estimators[load_of(cell)].rung(self._evidence.planned(cell), cell.level)
+            )
             for cell in cells
         }
 
@@ -83,14 +86,14 @@ class CellModel:
 
     def _jobs(self, profile: Profile, path: Path) -> list[Job]:
         studies = {
-            lengths: replace(study, engine=replace(study.engine, profile=str(path)))
-            for lengths, study in self._studies.items()
+            load: replace(study, engine=replace(study.engine, profile=str(path)))
+            for load, study in self._studies.items()
         }
-        estimators = {lengths: Estimator(study, profile) for lengths, study in studies.items()}
+        estimators = {load: Estimator(study, profile) for load, study in studies.items()}
         return [
             make_job(
-                studies[cell.lengths],
-                estimators[cell.lengths],
+                studies[load_of(cell)],
+                estimators[load_of(cell)],
                 self._evidence.planned(cell),
                 cell.level,
                 seed,
@@ -99,6 +102,11 @@ class CellModel:
             for cell in self.simulated
             for seed in range(SEEDS)
         ]
+
+
+def load_of(cell: Cell) -> tuple[int, TrialLengths]:
+    """What decides the load of a cell: its study and the law of lengths."""
+    return cell.study, cell.lengths
 
 
 def values_of(rung: RungPrediction) -> Values:

@@ -33,6 +33,7 @@ NUMBERS = (
     ("host.result_request_s", TWOFOLD),
     ("host.empty_slot_s", TWOFOLD),
     ("host.message_s", TWOFOLD),
+    ("host.exchange_s", TWOFOLD),
     ("host.http_s", TWOFOLD),
     ("host.accept_s", TWOFOLD),
     ("kernels.layer_s", TWOFOLD),

@@ -1,4 +1,4 @@
-"""What a study measured, as points that the model answers for. Pure.
+"""What studies measured, as points that the model answers for. Pure.
 
 Every valid rung of every complete trial counts, re-measurements too: they are evidence of their
 own. So do the rungs that a pruned trial measured, or a study would know its winners only. A trial
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
@@ -52,9 +52,18 @@ OF_MEMORY = frozenset({"mem_fraction_static", "max_total_tokens"})
 
 
 @dataclass(frozen=True, slots=True)
-class Cell:
-    """One rung of one measured setting (by its place): what the model is asked for."""
+class StudyRecord:
+    """A study and what it has measured."""
 
+    settings: StudySettings
+    results: tuple[TrialResult, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One rung of a measured setting, in a study (by their places): what the model is asked."""
+
+    study: int
     setting: int
     lengths: TrialLengths
     level: float
@@ -81,12 +90,14 @@ class MeasuredSetting:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What a study offers: its points by trial.
+    """What studies offer: their points by trial.
 
     `trials` is how many it comes from, `skipped` counts by reason those that by the model cannot
-    run, and `not_modelled` are parameters of these settings that the model does not know.
+    run, and `not_modelled` are parameters of these settings that the model does not know. A setting
+    that several studies measured is one.
     """
 
+    studies: tuple[StudySettings, ...]
     settings: tuple[MeasuredSetting, ...]
     points: tuple[Point, ...]
     trials: int
@@ -103,32 +114,43 @@ class Evidence:
         return self.settings[cell.setting].planned
 
 
-def evidence_of(study: StudySettings, profile: Profile, results: Iterable[TrialResult]) -> Evidence:
-    """The points of a study; raises ConfigError when there are too few to fit anything."""
+def evidence_of(profile: Profile, *records: StudyRecord) -> Evidence:
+    """The points of studies; raises ConfigError when there are too few to fit anything."""
     places: dict[Hashable, int] = {}
     settings: list[MeasuredSetting] = []
     points: list[Point] = []
     skipped: Counter[str] = Counter()
-    used: list[TrialResult] = []
-    for result in results:
-        if result.outcome not in MEASURED or result.shares is not None:
-            continue
-        planned = _as_it_ran(study, profile, result)
+    names: list[str] = []
+    trials = 0
+    for study, result in _measured_trials(records):
+        settings_of = records[study].settings
+        planned = _as_it_ran(settings_of, profile, result)
         if isinstance(planned, Refusal):
             skipped[planned.text] += 1
             continue
         place = places.setdefault(_identity(result.params, planned), len(settings))
         if place == len(settings):
             settings.append(MeasuredSetting(setting_label(result.params), planned))
-        found = _points(study, result, place)
-        points += found
+        found = _points(settings_of, result, study, place)
         if found:
-            used.append(result)
+            points += found
+            names += (*settings_of.engine.args, *result.params)
+            trials += 1
     rungs = len({(point.trial, point.cell) for point in points})
     if rungs < FEWEST_RUNGS:
-        raise ConfigError(_too_few(study, rungs, skipped))
-    names = [name for result in used for name in (*study.engine.args, *result.params)]
-    return Evidence(tuple(settings), tuple(points), len(used), dict(skipped), not_modelled(names))
+        raise ConfigError(_too_few(records, rungs, skipped))
+    studies = tuple(record.settings for record in records)
+    return Evidence(
+        studies, tuple(settings), tuple(points), trials, dict(skipped), not_modelled(names)
+    )
+
+
+def _measured_trials(records: Sequence[StudyRecord]) -> Iterator[tuple[int, TrialResult]]:
+    """Each trial that has a measurement of its own, with its study's place."""
+    for study, record in enumerate(records):
+        for result in record.results:
+            if result.outcome in MEASURED and result.shares is None:
+                yield study, result
 
 
 def _as_it_ran(
@@ -168,13 +190,13 @@ def _identity(params: Params, planned: PlannedSetting) -> Hashable:
     )
 
 
-def _points(study: StudySettings, result: TrialResult, place: int) -> list[Point]:
-    ladder = levels(study)
+def _points(settings: StudySettings, result: TrialResult, study: int, place: int) -> list[Point]:
+    ladder = levels(settings)
     found: list[Point] = []
     for rung in result.rungs:
         if not rung.valid or not 0 <= rung.position < len(ladder):
             continue
-        cell = Cell(place, result.lengths, ladder[rung.position])
+        cell = Cell(study, place, result.lengths, ladder[rung.position])
         found += [
             Point(result.number, cell, quantity, value, _deviation(rung, quantity))
             for quantity, value in _measured(rung)
@@ -203,10 +225,12 @@ def _deviation(rung: RungResult, quantity: Quantity) -> float:
     return math.hypot(*parts) if quantity is not Quantity.POWER else parts[0]
 
 
-def _too_few(study: StudySettings, count: int, skipped: Mapping[str, int]) -> str:
+def _too_few(records: Sequence[StudyRecord], count: int, skipped: Mapping[str, int]) -> str:
     found = "no measured rung" if count == 0 else f"{count} measured rung"
+    names = ", ".join(record.settings.name for record in records)
+    who = f"study {names} has" if len(records) == 1 else f"studies {names} have"
     text = (
-        f"study {study.name} has {found} to calibrate from, {FEWEST_RUNGS} are needed; let runner "
+        f"{who} {found} to calibrate from, {FEWEST_RUNGS} are needed; let runner "
         "tune measure more settings first"
     )
     if skipped:

@@ -13,7 +13,7 @@ IDENTIFIED, NOT_IDENTIFIED = 0.5, 0.9
 """Posterior over prior deviation: below the first a parameter is known, above the second not."""
 
 TOGETHER = 0.95  # a correlation at which two parameters are one
-OF_PIPELINES = frozenset({"link.hop_s", "host.message_s", "host.empty_slot_s"})
+OF_PIPELINES = frozenset({"link.hop_s", "host.message_s", "host.exchange_s", "host.empty_slot_s"})
 OF_TENSOR_PARALLEL = frozenset({"link.ring_step_s", "link.bandwidth_bytes_per_s"})
 OF_EAGER = frozenset({"eager_layer_s", "eager_factor", "request_s"})
 HIDDEN = "nothing measured reacts to it: something slower hides it"

@@ -117,7 +117,7 @@ def end_orphans(folder: Path) -> tuple[Lease, ...]:
         if not _is_orphan(lease):
             continue
         was_running = lease.boot_id == boot_id() and bool(lease.group.members())
-        if was_running and not lease.group.end(grace_wall_s=0.0):
+        if was_running and not lease.group.end():
             stuck.append(lease)
             continue
         remove_lease(folder, lease)
@@ -134,7 +134,7 @@ def end_own(folder: Path) -> None:
     this = Driver.here()
     for lease in read_leases(folder).leases:
         is_own = lease.driver == this.process and lease.driver_host == this.host
-        if is_own and lease.host == this.host and lease.group.end(grace_wall_s=0.0):
+        if is_own and lease.host == this.host and lease.group.end():
             remove_lease(folder, lease)
 
 

@@ -6,9 +6,11 @@ Nothing here ends a process that it cannot prove to be ours.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,6 +24,7 @@ START_VARIABLE = "SGLANG_RUNNER_START"
 _PROC = Path("/proc")
 _TICKS_PER_S = os.sysconf("SC_CLK_TCK")
 _POLL_WALL_S = 0.02
+_LEAVE_WALL_S = 2.0
 _KILL_WALL_S = 30.0
 _DEAD_STATES = ("Z", "X")
 
@@ -122,22 +125,24 @@ class ProcessGroup:
             read_bytes=sum(_read_bytes(stat.process.pid) for stat in members),
         )
 
-    def end(self, grace_wall_s: float) -> bool:
-        """Ask the group to end, kill it after the grace; False if something refuses to die."""
-        if grace_wall_s > 0:
-            self._signal(signal.SIGTERM)
-            if self._wait_gone(grace_wall_s):
+    def end(self) -> bool:
+        """Kill the leader, then what does not follow it; False if something refuses to die.
+
+        A server has nothing to lose, and one that is asked to end takes 5 to 20 s only to kill
+        itself in the end. SGLang's processes die with their parent, and what they shared (memory,
+        semaphores) is freed by a helper that sees the leader die first.
+        """
+        if is_running(self.leader):
+            self._kill(os.kill)
+            if self._wait_gone(_LEAVE_WALL_S):
                 return True
-        self._signal(signal.SIGKILL)
+        self._kill(os.killpg)
         return self._wait_gone(_KILL_WALL_S)
 
-    def _signal(self, number: signal.Signals) -> None:
-        if not self.members():
-            return
-        try:
-            os.killpg(self.leader.pid, number)
-        except ProcessLookupError:
-            return  # it ended by itself in between
+    def _kill(self, kill: Callable[[int, int], None]) -> None:
+        if self.members():
+            with contextlib.suppress(ProcessLookupError):  # it ended by itself in between
+                kill(self.leader.pid, signal.SIGKILL)
 
     def _wait_gone(self, limit_wall_s: float) -> bool:
         deadline_s = time.monotonic() + limit_wall_s

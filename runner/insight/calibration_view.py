@@ -34,7 +34,7 @@ def calibration_document(calibration: Calibration, files: CalibrationFiles) -> d
     """The JSON answer of `runner calibrate`."""
     evidence = calibration.evidence
     return {
-        "study": calibration.study,
+        "studies": list(calibration.studies),
         "start": calibration.start.name,
         "profile": calibration.profile.name,
         "profile_path": str(files.profile),
@@ -76,8 +76,8 @@ def print_calibration(calibration: Calibration, files: CalibrationFiles, stream:
     """Errors, parameters, the worst points, and how to use the profile."""
     evidence = calibration.evidence
     title = (
-        f"{calibration.study}: {len(evidence.points)} points of {evidence.trials} trials, "
-        f"{calibration.settings} settings; from {calibration.start.name}"
+        f"{', '.join(calibration.studies)}: {len(evidence.points)} points of {evidence.trials} "
+        f"trials, {calibration.settings} settings; from {calibration.start.name}"
     )
     parts: list[RenderableType] = [Text(title, style="bold"), _errors(calibration)]
     parts += [Text(words) for words in _notes(calibration)]
@@ -203,12 +203,14 @@ def _start_words(calibration: Calibration) -> str:
 
 def _worst(calibration: Calibration) -> Table:
     table = _table("setting", "trial", "C", "quantity", "measured", "before", "after", "left out")
+    studies = calibration.studies
+    is_one = len(studies) == 1
     ordered = sorted(calibration.points, key=_error, reverse=True)
     for each in ordered[:WORST]:
         point = each.point
         table.add_row(
             calibration.evidence.settings[point.cell.setting].label,
-            f"#{point.trial}",
+            f"#{point.trial}" if is_one else f"{studies[point.cell.study]} #{point.trial}",
             f"{point.cell.level:g}",
             NAMES[point.quantity],
             f"{point.measured:.4g}",

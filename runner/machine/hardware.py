@@ -90,8 +90,11 @@ class HostCosts:
 
     Per event-loop iteration with a batch: `schedule_s`, then the launch (`graph_launch_s`, or
     `eager_layer_s` for each layer), then `result_s` and `result_request_s` per request when a
-    result is processed. `empty_slot_s`: an iteration whose slot is empty. `message_s`: passing
-    a message to the next rank. `is_blocking`: the forward runs in the scheduler's own thread.
+    result is processed. `empty_slot_s`: an iteration whose slot is empty. `message_s`: until
+    a message is at the next rank. `exchange_s`: what each hand-over of tensors between two ranks
+    costs the CPU of either (pickled words about them go ahead, through gloo): a rank in the middle
+    of a pipeline has four an iteration, hidden states and results, in and out. `is_blocking`: the
+    forward runs in the scheduler's own thread.
     `is_overlapped`: a result is handled once the next batch is launched (SGLang's overlap
     schedule, without stages only); this shows in the time to first token. A request takes
     `http_s` through HTTP and the tokenizer process and back, which take in one request after
@@ -111,6 +114,7 @@ class HostCosts:
     is_overlapped: bool = False
     http_s: float = 0.0
     accept_s: float = 0.0
+    exchange_s: float = 0.0
     pause_s: float = 0.0
     pause_tokens: float = 0.0
 
@@ -199,7 +203,7 @@ class Profile:
 
     `refused_backends` says why a backend cannot run here; `fit` how the numbers were found and how
     far they are off, for people. `measured_gpus`: the most GPUs of one server when they were
-    measured; None: all of `gpus`.
+    measured; None: all of `gpus`. `counts_ended`: its SGLang is 0.5.20 or older (Scheduler).
     """
 
     name: str
@@ -217,3 +221,4 @@ class Profile:
     refused_backends: Mapping[str, str]
     fit: str = ""
     measured_gpus: int | None = None
+    counts_ended: bool = False

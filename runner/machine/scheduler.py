@@ -6,6 +6,9 @@ the chunk budget; a slot that was refused stays closed until it loses a request;
 first; requests never move between slots; one prompt at a time is prefilled in chunks, which go to
 consecutive slots.
 
+`counts_ended`: until its slot's next decode an ended request counts against the cap, so a full slot
+replaces it a round late. So it is up to SGLang 0.5.20; 0.5.23 forgets it before it admits.
+
 KV room: a request is admitted if its prompt and its output fit beside what is in use and what
 the requests of the *same slot* will still need; other slots' needs are not looked at. So with
 several slots more is admitted than fits in the end, and a slot that cannot grow retracts requests
@@ -67,6 +70,7 @@ class Limits:
     max_running_requests: int
     chunk_tokens: int
     kv_tokens: int
+    counts_ended: bool = False
 
 
 class Work:
@@ -146,7 +150,7 @@ class Batch:
         self.works = works
         self.is_prefill = is_prefill
         self.tokens = self.new_seqs = len(works)
-        self.running = len(slot.running)
+        self.running = len(slot.running) + slot.ended
         self.kv_tokens = slot.context
         self.has_graph = False
         self.gpu_s: tuple[float, ...] = ()
@@ -156,14 +160,17 @@ class Batch:
 
 
 class Slot:
-    """One micro-batch slot. `context` is the KV tokens of its running requests."""
+    """One micro-batch slot. `context` is the KV tokens of its running requests.
 
-    __slots__ = ("context", "index", "is_closed", "running")
+    `ended` requests count as running still.
+    """
+
+    __slots__ = ("context", "ended", "index", "is_closed", "running")
 
     def __init__(self, index: int) -> None:
         self.index = index
         self.running: list[Work] = []
-        self.context = 0
+        self.context = self.ended = 0
         self.is_closed = False
 
 
@@ -218,6 +225,9 @@ class Scheduler:
             batch = self._admit(slot)
             if batch is not None:
                 return batch
+        if slot.ended:
+            slot.ended = 0
+            slot.is_closed = False
         if not slot.running:
             return None
         if self._kv_free < len(slot.running) and self.rows > 1:
@@ -263,7 +273,8 @@ class Scheduler:
 
     def _admit(self, slot: Slot) -> Batch | None:
         limits = self._limits
-        allowed = min(self.cap - len(slot.running), limits.max_running_requests - self.rows)
+        held = len(slot.running) + slot.ended
+        allowed = min(self.cap - held, limits.max_running_requests - self.rows)
         admitted: list[Work] = []
         budget = limits.chunk_tokens
         chunked = self._drop_aborted_chunk()
@@ -376,7 +387,12 @@ class Scheduler:
                 alive.append(work)
             else:
                 self._release(work)
+        is_closed = slot.is_closed
+        ended = len(slot.running) - len(alive)
         self._keep(slot, alive)
+        if self._limits.counts_ended:
+            slot.ended += ended
+            slot.is_closed = is_closed
 
     def _keep(self, slot: Slot, alive: list[Work]) -> None:
         slot.running = alive

@@ -3,6 +3,7 @@
 n busy slots with x requests each, stage time s(x), hop c, CPU time o of a rank per batch:
 
     round = max(sum over slots of max(s(x), o), pp_size * (s(x) + c) + o')   x: of the fullest slot
+    without depth, all slots busy, also slots * (what a result takes to come back / (pp_size - 1))
     without stages, one step: max(GPU, CPU)
     tokens/s = requests in flight / round, less what prefills take
 
@@ -27,7 +28,7 @@ from typing import NamedTuple
 from runner.machine.hardware import REQUEST_S, Profile
 from runner.machine.occupancy import Counts, occupancy
 from runner.machine.shape import ServerShape, resolve, slots
-from runner.machine.stage import StageModel
+from runner.machine.stage import BatchCost, StageModel
 from runner.trial import LoadProtocol
 
 LIVES = 2.5  # lifetimes after which a closed loop is looked at
@@ -75,11 +76,13 @@ class _Visit(NamedTuple):
     """One batch: the slowest stage's seconds, the way through all, GPU seconds and joules of all.
 
     `launch_s` is the CPU's part of a visit up to the launch, and `launched_s` the time until the
-    last rank has launched; `extra_j` is beyond idle.
+    last rank has launched; `extra_j` is beyond idle. `return_s`: from the end of rank 0's visit to
+    that of the visit that waits for its result, over the visits between without depth.
     """
 
     stage_s: float
     path_s: float
+    return_s: float
     launch_s: float
     launched_s: float
     work_s: float
@@ -244,6 +247,7 @@ class SteadyModel:
             if above == 1:
                 known = known._replace(
                     stage_s=share * known.stage_s,
+                    return_s=share * known.return_s,
                     work_s=share * known.work_s,
                     extra_j=share * known.extra_j,
                 )
@@ -266,17 +270,45 @@ class SteadyModel:
         # forward that blocks is launched only once it has run.
         launch_s = max(cost.launch_s) + (max(gpu_s) if host.is_blocking else 0.0)
         cpu_s = host.schedule_s + launch_s
-        stage_s = max(*gpu_s, cpu_s + result_s)
+        # A rank hands over hidden states and results, in and out; the ends have one less to do.
+        exchanges_s = host.exchange_s * (min(self._ranks, 3) + 1 if self._ranks > 1 else 0)
+        stage_s = max(*gpu_s, cpu_s + result_s + exchanges_s)
         if self._ranks == 1:
-            return _Visit(stage_s, stage_s, cpu_s, cpu_s, work_s, extra_j)
+            return _Visit(stage_s, stage_s, 0.0, cpu_s, cpu_s, work_s, extra_j)
         launched_s = self._ranks * (launch_s + host.message_s)
-        path_s = launched_s if host.is_blocking else work_s + launch_s
-        if not (has_graph or host.is_blocking):
-            lead = cost.lead
-            stages_s = zip(gpu_s, cost.launch_s, strict=True)
-            path_s = sum(max(gpu + lead * cpu, cpu + lead * gpu) for gpu, cpu in stages_s)
-        path_s += host.schedule_s + result_s + self._ranks * self._profile.link.hop_s
-        return _Visit(stage_s, path_s, cpu_s, launched_s, work_s, extra_j)
+        path_s, return_s = self._ways_s(cost, gpu_s, launch_s, result_s, has_graph=has_graph)
+        return _Visit(stage_s, path_s, return_s, cpu_s, launched_s, work_s, extra_j)
+
+    def _ways_s(
+        self,
+        cost: BatchCost,
+        gpu_s: Sequence[float],
+        launch_s: float,
+        result_s: float,
+        *,
+        has_graph: bool,
+    ) -> tuple[float, float]:
+        """`path_s` and `return_s` of a visit (_Visit)."""
+        host, ranks = self._profile.host, self._ranks
+        exchange_s, others = host.exchange_s, ranks - 1
+        if host.is_blocking:
+            path_s, last_s = ranks * (launch_s + host.message_s), launch_s
+        elif has_graph:
+            path_s, last_s = launch_s + sum(gpu_s), launch_s + gpu_s[-1]
+        else:
+            pairs = zip(gpu_s, cost.launch_s, strict=True)
+            stages_s = [max(gpu + cost.lead * cpu, cpu + cost.lead * gpu) for gpu, cpu in pairs]
+            path_s, last_s = sum(stages_s), stages_s[-1]
+        back_s = result_s + ranks * self._profile.link.hop_s
+        # With little to do for the GPUs a token waits for every rank's CPU: hidden states out and
+        # in, and its result on its way around the ring.
+        cpus_s = ranks * (host.schedule_s + result_s) + others * launch_s + last_s
+        cpus_s += (3 * ranks - 1) * exchange_s + back_s - result_s
+        away_s = (others - 1) * launch_s + others * (2 * exchange_s + host.message_s) + last_s
+        if has_graph:
+            away_s = max(away_s, launch_s + sum(gpu_s[1:]))
+        path_s = max(path_s + host.schedule_s + back_s, cpus_s)
+        return path_s, (away_s + exchange_s + back_s) / others
 
     def _round_s(
         self, visits: Sequence[_Visit], later: float, prefill: _Visit, passes: _Passes
@@ -299,6 +331,8 @@ class SteadyModel:
         between = max(self._shape.pp_async_batch_depth - 1, 0)
         empty_s = (between - later) * self._profile.host.empty_slot_s
         late_s = max(v.launched_s + later * v.launch_s + empty_s for v in visits)
+        if self._shape.pp_async_batch_depth == 0 and len(visits) == self._slots:
+            sum_s = max(sum_s, sum(visit.return_s for visit in visits))
         return max(sum_s, late_s, *(visit.path_s for visit in visits))
 
     def _later(self, load: SteadyLoad, occupied: float) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import json
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ import pytest
 from runner.calibration import model
 from runner.calibration.calibrate import Calibration, FittedParameter, calibrate
 from runner.calibration.files import CalibrationFiles
-from runner.calibration.points import Quantity, evidence_of
+from runner.calibration.points import Quantity, StudyRecord, evidence_of
 from runner.calibration.verdict import Verdict
 from runner.cli import main
 from runner.config import dump, parse_study
@@ -118,13 +119,13 @@ def test_the_files_are_whole(measured: Home, answer: dict[str, Any]) -> None:
     points = json.loads((folder / "residuals.json").read_text(encoding="utf-8"))["points"]
     assert points == answer["residuals"]
     assert len(points) == answer["points"]
-    first = {"trial", "setting", "lengths", "concurrency", "quantity"}
+    first = {"study", "trial", "setting", "lengths", "concurrency", "quantity"}
     assert set(points[0]) == first | {"measured", "before", "after", "left_out"}
     profile = load_profile(str(folder / "profile.yaml"))
     assert load_profile(answer["profile_path"]) == profile
     assert answer["profile_path"] == str(measured.folder / "mine.yaml")
     assert profile.name == f"{START.name}-calibrated"
-    assert "calibrated from study one-gpu" in profile.fit
+    assert "calibrated from one-gpu" in profile.fit
     assert "link.ring_step_s" in profile.fit
 
 
@@ -203,9 +204,59 @@ def test_a_study_without_measurements_or_profile_says_what_to_do(
     assert "--profile" in told
 
 
+def test_studies_of_different_things_are_not_calibrated_together(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    engine = DOCUMENT["engine"]
+    others: dict[str, dict[str, object]] = {
+        "one": {},
+        "profile": {"engine": {**engine, "profile": "h200-qwen3-30b-a3b"}},
+        "kind": {"engine": {**engine, "kind": "emulated"}},
+    }
+    for name, other in others.items():
+        document = {**DOCUMENT, **other, "name": name}
+        StudyStore(tmp_path, name).create(dump(parse_study(document)), {})
+    for words, message in (
+        (["one", "one"], "study one is named twice"),
+        (["one", "profile"], "name different hardware profiles: one "),
+        (["one", "kind"], "engine.kind of one is simulated, that of kind emulated"),
+    ):
+        assert main(["calibrate", *words, "--home", str(tmp_path)]) == 2
+        told = capsys.readouterr()
+        assert message in told.err
+        assert told.err.count("\n") == 1
+
+
+def test_two_studies_are_fitted_in_one(
+    measured: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same trials twice: the same errors, from twice the points."""
+    home = tmp_path / "home"
+    shutil.copytree(measured.folder, home)
+    shutil.copytree(home / "studies" / "one-gpu", home / "studies" / "again")
+    file = home / "studies" / "again" / "study.json"
+    document = json.loads(file.read_text(encoding="utf-8"))
+    document["settings"]["name"] = "again"
+    file.write_text(json.dumps(document), encoding="utf-8")
+    answers = []
+    for names in (["one-gpu"], ["one-gpu", "again"]):
+        assert main(["calibrate", *names, "--home", str(home), "--json"]) == 0
+        answers.append(json.loads(capsys.readouterr().out))
+    alone, both = answers
+    assert both["studies"] == ["one-gpu", "again"]
+    assert both["points"] == 2 * alone["points"]
+    assert both["settings"] == alone["settings"]
+    assert both["errors"][0]["before"] == pytest.approx(alone["errors"][0]["before"], abs=1e-9)
+    assert both["errors"][0]["after"] == pytest.approx(alone["errors"][0]["after"], abs=0.01)
+    assert {each["study"] for each in both["residuals"]} == {"one-gpu", "again"}
+    assert main(["calibrate", "again", "one-gpu", "--home", str(home)]) == 0
+    shown = capsys.readouterr().out
+    assert "again, one-gpu: " in shown
+    assert str(home / "studies" / "again" / "calibration" / "profile.yaml") in shown
+
+
 def calibrated(trials: Sequence[TrialResult]) -> Calibration:
-    study = small_study()
-    return calibrate(study, START, evidence_of(study, START, trials))
+    return calibrate(START, evidence_of(START, StudyRecord(small_study(), tuple(trials))))
 
 
 @pytest.fixture(scope="module")

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from runner.calibration.points import evidence_of
+from runner.calibration.points import StudyRecord, evidence_of
 from runner.config import parse_study
 from runner.insight.summary import summarize
 from runner.machine.profile import load_profile
@@ -92,5 +92,5 @@ def test_no_profile_is_fitted_to_it(finished: Home) -> None:
     store = StudyStore(finished.folder, "narrow")
     settings = parse_study(store.read_study()["settings"])
     profile = load_profile("h200-llama-3.1-8b")
-    points = evidence_of(settings, profile, store.results()).points
+    points = evidence_of(profile, StudyRecord(settings, tuple(store.results()))).points
     assert {point.trial for point in points}.isdisjoint(cut_numbers(finished))

@@ -495,10 +495,10 @@ def test_stop_before_the_start_is_allowed(make_server: MakeServer) -> None:
         server.start()
 
 
-def test_what_ignores_the_polite_signal_is_killed_with_its_children(
+def test_a_child_that_outlives_its_server_is_killed_too(
     make_server: MakeServer, tmp_path: Path
 ) -> None:
-    server = make_server("stubborn=1", program=replace(PROGRAM, stop_grace_s=1.0))
+    server = make_server("stubborn=1")
     server.start()
     group = read_leases(tmp_path / "leases").leases[0].group
     assert len(group.members()) == 2

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import pytest
 
-from runner.calibration.points import MODEL_DEVIATION, Quantity, evidence_of
+from runner.calibration.points import MODEL_DEVIATION, Evidence, Quantity, StudyRecord, evidence_of
 from runner.calibration.starts import fit_starts, with_idle
 from runner.cluster.executor import LaunchReport
 from runner.errors import ConfigError
 from runner.machine.shape import shape_of, start_phases
 from runner.measure.idle import IdleGpu
-from runner.trial import LaunchSpec, Outcome, TrialLengths
+from runner.trial import LaunchSpec, Outcome, TrialLengths, TrialResult
 from tests.calibrating import (
     SETTINGS,
     START,
@@ -25,8 +26,25 @@ from tests.calibrating import (
 GRAPH = SETTINGS[0]
 
 
+def evidence(trials: Sequence[TrialResult]) -> Evidence:
+    return evidence_of(START, StudyRecord(small_study(), tuple(trials)))
+
+
+def test_studies_add_up_and_a_setting_of_both_is_one() -> None:
+    trials = measured_trials()
+    one = StudyRecord(small_study(), tuple(trials[:4]))
+    other = StudyRecord(replace(small_study(), name="other"), tuple(trials[2:]))
+    found = evidence_of(START, one, other)
+    alone, beside = evidence(trials[:4]), evidence(trials[2:])
+    assert [study.name for study in found.studies] == [one.settings.name, "other"]
+    assert found.trials == alone.trials + beside.trials
+    assert len(found.points) == len(alone.points) + len(beside.points)
+    assert len(found.settings) == len(evidence(trials).settings)
+    assert len(found.cells) == len(alone.cells) + len(beside.cells)  # each under its own load
+
+
 def test_every_rung_gives_its_four_numbers() -> None:
-    found = evidence_of(small_study(), START, measured_trials())
+    found = evidence(measured_trials())
     assert (len(found.settings), found.trials, len(found.points)) == (6, 6, 6 * 2 * 4)
     assert {point.quantity for point in found.points} == set(Quantity)
     assert {point.cell.level for point in found.points} == {1, 32}
@@ -36,7 +54,7 @@ def test_every_rung_gives_its_four_numbers() -> None:
 def test_measurements_of_one_setting_are_points_of_one_cell() -> None:
     again = measured_trial(7, GRAPH, repeat_of=0, resolved={**GRAPH, "max_total_tokens": 400_123})
     first = measured_trial(0, GRAPH, resolved={**GRAPH, "max_total_tokens": 400_000})
-    found = evidence_of(small_study(), START, [first, again])
+    found = evidence([first, again])
     assert len(found.settings) == 1
     assert len(found.points) == 2 * 2 * 4
     assert len(found.cells) == 2
@@ -52,7 +70,7 @@ def test_what_was_set_live_is_the_same_as_a_flag() -> None:
         measured_trial(1, params, resolved=flagged, repeat_of=0),
         measured_trial(2, {**GRAPH, "max_running_requests": 256}),
     ]
-    found = evidence_of(small_study(), START, trials)
+    found = evidence(trials)
     assert [each.planned.most_running for each in found.settings] == [24, 256]
 
 
@@ -63,7 +81,7 @@ def test_what_counts() -> None:
         measured_trial(2, SETTINGS[2], outcome=Outcome.INVALID),
         measured_trial(3, SETTINGS[3], shares=0),
     ]
-    found = evidence_of(small_study(), START, trials)
+    found = evidence(trials)
     assert {point.trial for point in found.points} == {0, 1}
     assert len([point for point in found.points if point.trial == 1]) == 4
 
@@ -72,7 +90,7 @@ def test_an_unfair_rung_and_missing_power_are_left_out() -> None:
     high, low = measured_rungs(GRAPH)
     rungs = (replace(high, valid=False), replace(low, power_w=None))
     trials = [measured_trial(number, GRAPH, rungs=rungs) for number in range(2)]
-    found = evidence_of(small_study(), START, trials)
+    found = evidence(trials)
     assert {point.cell.level for point in found.points} == {1}
     assert {point.quantity for point in found.points} == set(Quantity) - {Quantity.POWER}
 
@@ -80,7 +98,7 @@ def test_an_unfair_rung_and_missing_power_are_left_out() -> None:
 def test_the_setting_is_what_the_servers_resolved_to() -> None:
     resolved = {"attention_backend": "flashinfer", "cuda_graph": False, "device": "cuda"}
     trial = measured_trial(0, {"cuda_graph": True}, resolved=resolved)
-    found = evidence_of(small_study(), START, [trial])
+    found = evidence([trial])
     shape = found.settings[0].planned.shape
     assert shape.attention_backend == "flashinfer"
     assert not shape.cuda_graph
@@ -91,7 +109,7 @@ def test_the_lengths_are_those_of_the_trial() -> None:
         measured_trial(0, GRAPH, lengths=TrialLengths.SEARCH),
         measured_trial(1, GRAPH, lengths=TrialLengths.WORKLOAD),
     ]
-    found = evidence_of(small_study(), START, trials)
+    found = evidence(trials)
     assert len(found.settings) == 1
     assert len(found.cells) == 4
 
@@ -100,7 +118,7 @@ def test_a_wide_interval_and_a_metastable_rung_count_less() -> None:
     high, low = measured_rungs(GRAPH)
     halfwidth = 0.2 * high.output_throughput
     rungs = (replace(high, output_throughput_halfwidth=halfwidth), replace(low, metastable=True))
-    found = evidence_of(small_study(), START, [measured_trial(0, GRAPH, rungs=rungs)])
+    found = evidence([measured_trial(0, GRAPH, rungs=rungs)])
     rate = {p.cell.level: p for p in found.points if p.quantity is Quantity.THROUGHPUT}
     assert rate[32].deviation == pytest.approx((0.04**2 + (0.2 / 1.96) ** 2) ** 0.5)
     assert rate[1].deviation > 2 * MODEL_DEVIATION[Quantity.THROUGHPUT]
@@ -111,7 +129,7 @@ def test_settings_that_by_the_profile_cannot_run_are_counted() -> None:
         measured_trial(0, GRAPH),
         measured_trial(1, GRAPH, resolved={"attention_backend": "fa9"}),
     ]
-    found = evidence_of(small_study(), START, trials)
+    found = evidence(trials)
     assert found.trials == 1
     ((reason, count),) = found.skipped.items()
     assert "attention backend fa9" in reason
@@ -120,15 +138,15 @@ def test_settings_that_by_the_profile_cannot_run_are_counted() -> None:
 
 def test_too_few_points_are_said() -> None:
     with pytest.raises(ConfigError, match="no measured rung to calibrate from, 2 are needed"):
-        evidence_of(small_study(), START, [])
+        evidence([])
     unheard = [measured_trial(0, GRAPH, resolved={"attention_backend": "fa9"})]
     with pytest.raises(ConfigError, match="1 of its trials cannot run: attention backend fa9"):
-        evidence_of(small_study(), START, unheard)
+        evidence(unheard)
 
 
 def test_parameters_that_the_model_does_not_know_are_named() -> None:
     trial = measured_trial(0, {**GRAPH, "kv_cache_dtype": "fp8_e5m2"})
-    assert evidence_of(small_study(), START, [trial]).not_modelled == ("kv_cache_dtype",)
+    assert evidence([trial]).not_modelled == ("kv_cache_dtype",)
 
 
 def test_starts_are_scaled_by_the_median_launch() -> None:

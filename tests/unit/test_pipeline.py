@@ -350,6 +350,32 @@ def test_depth_costs_when_every_launch_is_slow_on_the_cpu() -> None:
     )
 
 
+@pytest.mark.parametrize(("stages", "exchanges"), [(2, 3.34), (3, 4), (8, 4)])
+def test_handing_tensors_over_costs_the_cpu_in_and_out(stages: int, exchanges: float) -> None:
+    """Stages of no GPU time: a rank in the middle hands over four times a visit.
+
+    An end does so thrice, but the first waits for the last.
+    """
+    profile = plain(0.01e-3, 0.0)
+    busy = replace(profile, host=replace(profile.host, exchange_s=0.5e-3))
+    depth = 16
+    partition = (1,) * (stages - 1) + (9 - stages,)
+    shape = replace(pp8(1, depth=depth), pp_size=stages, pp_layer_partition=partition)
+    before, after = (burst_throughput(each, shape, stages + depth) for each in (profile, busy))
+    assert 1 / after - 1 / before == pytest.approx(exchanges * 0.5e-3, rel=0.03)
+
+
+@pytest.mark.parametrize(("stage_s", "exchanges"), [(3e-3, 1), (0.01e-3, 3 * 7 + 2)])
+def test_one_request_waits_for_the_hand_overs_that_no_gpu_hides(
+    stage_s: float, exchanges: int
+) -> None:
+    """They go on while GPUs work; else hidden states out and in, and the result, all around."""
+    profile = plain(stage_s, 0.0)
+    busy = replace(profile, host=replace(profile.host, exchange_s=0.5e-3))
+    before, after = (1 / burst_throughput(each, pp8(8), 1) for each in (profile, busy))
+    assert after - before == pytest.approx(exchanges * 0.5e-3, rel=0.02)
+
+
 def test_without_stages_a_step_takes_as_long_as_gpu_or_cpu() -> None:
     gpu_bound, cpu_bound = plain(3e-3, 0.0), plain(3e-3, 0.0, cpu_s=60e-3)
     shape = ServerShape(max_running_requests=64)

@@ -418,7 +418,7 @@ def test_a_plan_ranks_by_the_search_and_says_so(plan: StudyPlan) -> None:
     assert document["lengths"] == {
         "search": "12 tokens",
         "workload": "48 tokens",
-        "other_leader": "pp8 d4 cap1",
+        "other_leader": "pp8 d0 cap1",
     }
     assert "lengths" not in plan_document(plan)
     stream = io.StringIO()

@@ -23,7 +23,7 @@ STUDY = small_study()
 LLAMA = replace(
     STUDY,
     engine=replace(STUDY.engine, profile="h200-llama-3.1-8b"),
-    hardware=replace(STUDY.hardware, gpus=2),
+    hardware=replace(STUDY.hardware, gpus=4),
     parameters=(Choices("tp_size", (1,)),),
     baselines=(),
 )
@@ -82,8 +82,8 @@ def test_rows_with_the_same_numbers_are_one() -> None:
     assert "tp8 [tp8] = tp8 graph = tp8 eager" in stream.getvalue()
 
 
-@pytest.mark.parametrize(("tp_size", "is_told"), [(1, False), (2, True)])
-def test_what_was_measured_on_one_gpu_says_nothing_of_two(tp_size: int, is_told: bool) -> None:
+@pytest.mark.parametrize(("tp_size", "is_told"), [(1, False), (2, False), (4, True)])
+def test_what_was_measured_on_two_gpus_says_nothing_of_four(tp_size: int, is_told: bool) -> None:
     params: Params = {"tp_size": tp_size}
     answer, plan = io.StringIO(), io.StringIO()
     prediction = Prediction(
@@ -94,14 +94,14 @@ def test_what_was_measured_on_one_gpu_says_nothing_of_two(tp_size: int, is_told:
     print_plan(make_plan(settings, top=1), plan)
     for stream in (answer, plan):
         words = " ".join(stream.getvalue().split())
-        assert ("measured with servers of one GPU only" in words) is is_told
+        assert ("measured with servers of at most 2 GPUs only" in words) is is_told
         assert "fitted to 41 measured points" in words
 
 
 def test_profiles_that_say_nothing_were_measured_whole() -> None:
     kimi = load_profile("rtx-pro-6000-x8-kimi-k2.6")
     assert kimi.measured_gpus is None
-    assert load_profile("h200-qwen3-30b-a3b").measured_gpus == 1
+    assert load_profile("h200-qwen3-30b-a3b").measured_gpus == 2
     stream = io.StringIO()
     print_plan(make_plan(STUDY, top=1), stream)
     assert "was measured with servers" not in stream.getvalue()

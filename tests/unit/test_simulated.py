@@ -335,7 +335,8 @@ def test_graphs_serve_batches_up_to_their_size(params: Params, low: float, high:
     told = evidence_of(servers.read_batches(*load.window), [load.window])
     assert told.graph_share is not None
     assert low <= told.graph_share <= high
-    assert told.batch_max == 8
+    assert told.batch_max is not None
+    assert 4 < told.batch_max <= 8
 
 
 def test_a_cap_too_low_for_the_load_shows_as_a_queue_and_a_small_cache_as_retractions() -> None:

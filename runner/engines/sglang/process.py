@@ -59,9 +59,9 @@ class ServerProcess:
         except subprocess.TimeoutExpired:
             return None
 
-    def end(self, grace_wall_s: float) -> bool:
+    def end(self) -> bool:
         """End every process of the group; False if something refuses to die."""
-        is_gone = self.group.end(grace_wall_s)
+        is_gone = self.group.end()
         self.wait_exit(_REAP_WALL_S)
         return is_gone
 

@@ -37,7 +37,6 @@ class ServerProgram:
     cache_folder: Path | None = None
     limits: Mapping[str, PhaseLimit] = field(default_factory=lambda: PHASE_LIMITS)
     drain_deadline_s: float = 60.0
-    stop_grace_s: float = 25.0
 
 
 @dataclass(frozen=True, slots=True)

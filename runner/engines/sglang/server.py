@@ -34,9 +34,7 @@ from runner.trial import BatchSample, GreedyOutput, Params, ParamValue
 MAX_QUEUED = "max_queued_requests"
 PORT_TRIES = 4
 IDLE_PROOFS = 2  # empty once may be between two steps of the pipeline
-MIN_GRACE_WALL_S = 2.0
 MIN_DRAIN_WALL_S = 3.0
-LAST_ABORT_WALL_S = 2.0
 METRICS_WALL_S = 2.0
 
 
@@ -220,8 +218,6 @@ class Server:
         """End every process of the server; safe at any point, and twice."""
         self._stop.set()
         with self._lock:
-            if self._running is not None:
-                self._abort_all(self._running.control.url)
             self._undo.close()
 
     def _start_once(self, attempt: int) -> ServerStarted:
@@ -312,28 +308,14 @@ class Server:
         raise Infeasible(f"the server kept {name} {wrong[0]}; {asked} {why}", self._log_path)
 
     def _end(self, process: ServerProcess, lease: Lease) -> None:
-        """End the group: a server that was ready may leave in order, any other is killed."""
-        grace_wall_s = 0.0
-        if self._running is not None:
-            wall_s = self._clock.wall_duration_s(self._spec.program.stop_grace_s)
-            grace_wall_s = max(MIN_GRACE_WALL_S, wall_s)
-        if not process.end(grace_wall_s):
+        """End the group, then its lease."""
+        if not process.end():
             raise ClusterLost(
                 f"server {process.pid} on GPUs {list(self._spec.gpu_indices)} cannot be killed; "
                 "its GPUs are lost until it is gone"
             )
         self._running = None
         remove_lease(self._spec.lease_folder, lease)
-
-    def _abort_all(self, url: str) -> None:
-        """A server that is told to end first serves what it has, without limit: abort that."""
-        control = Control(url, self._log_path, LAST_ABORT_WALL_S)
-        try:
-            control.abort_all()
-        except ServerFailed:
-            return  # dead or hanging; it is ended the hard way
-        finally:
-            control.close()
 
     def _require_running(self) -> _Running:
         if self._stop.is_set():
