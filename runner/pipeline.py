@@ -13,13 +13,14 @@ loop, whose CPU work overlaps the GPU's.
 
 from __future__ import annotations
 
-import random
 from collections import deque
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from runner.machine.batch import Batch, BatchReport, PipelineRequest, Token
 from runner.machine.hardware import Profile
-from runner.machine.scheduler import Batch, BatchReport, Limits, PipelineRequest, Scheduler, Token
+from runner.machine.noise import NOISE_DRAWS, NOISE_STRIDE, noise_factors
+from runner.machine.scheduler import Limits, Scheduler
 from runner.machine.shape import (
     ResolvedShape,
     ServerShape,
@@ -49,10 +50,6 @@ __all__ = [
     "slots",
     "start_phases",
 ]
-
-NOISE_DRAWS = 512
-NOISE_STRIDE = 37  # ranks of one launch draw their noise apart
-LOWEST_NOISE = 0.5
 
 
 class Step(NamedTuple):
@@ -91,7 +88,7 @@ class Pipeline:
         self._depth = shape.pp_async_batch_depth if shape.pp_size > 1 else 0
         self._scheduler = self._make_scheduler(shape)
         self._stages = StageModel(profile, shape)
-        self._noise = _noise(profile, seed)
+        self._noise = noise_factors(profile.noise, seed)
         self._launches = 0
         self._iteration = 0
         self._pending: deque[tuple[float, PipelineRequest]] = deque()
@@ -392,13 +389,3 @@ class Pipeline:
         """The kernel that receives from the rank before waits: energy, but no work."""
         self._extra_j[rank] += (end_s - start_s) * self._polling_w
         self._spans[rank].append((start_s, end_s, 0.0, self._polling_w, 0.0))
-
-
-def _noise(profile: Profile, seed: int) -> tuple[float, ...]:
-    """Factors on stage times: one run's common factor times a draw for each launch."""
-    draws = random.Random(seed)
-    run = 1.0 + draws.gauss(0.0, profile.noise.run)
-    stage = profile.noise.stage
-    return tuple(
-        max(run * (1.0 + draws.gauss(0.0, stage)), LOWEST_NOISE) for _ in range(NOISE_DRAWS)
-    )

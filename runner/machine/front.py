@@ -16,8 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from runner.machine.batch import Token
 from runner.machine.hardware import HostCosts
-from runner.machine.scheduler import Token
 
 AT_READY = 0.926
 """How far a server is on the way to its first stop when it is ready, as a share of the tokens."""

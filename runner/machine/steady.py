@@ -28,7 +28,7 @@ from typing import NamedTuple
 from runner.machine.hardware import REQUEST_S, Profile
 from runner.machine.occupancy import Counts, occupancy
 from runner.machine.shape import ServerShape, resolve, slots
-from runner.machine.stage import BatchCost, StageModel
+from runner.machine.visit import Visit, Visits
 from runner.trial import LoadProtocol
 
 LIVES = 2.5  # lifetimes after which a closed loop is looked at
@@ -72,23 +72,6 @@ class SteadyState:
     power_w: float
 
 
-class _Visit(NamedTuple):
-    """One batch: the slowest stage's seconds, the way through all, GPU seconds and joules of all.
-
-    `launch_s` is the CPU's part of a visit up to the launch, and `launched_s` the time until the
-    last rank has launched; `extra_j` is beyond idle. `return_s`: from the end of rank 0's visit to
-    that of the visit that waits for its result, over the visits between without depth.
-    """
-
-    stage_s: float
-    path_s: float
-    return_s: float
-    launch_s: float
-    launched_s: float
-    work_s: float
-    extra_j: float
-
-
 class _Passes(NamedTuple):
     """Prefill passes: per lifetime in a slot, per round in all slots, and how many coincide."""
 
@@ -119,11 +102,10 @@ class SteadyModel:
         self._profile = profile
         self._shape = shape
         self._resolved = resolve(profile, shape)
-        self._stages = StageModel(profile, shape)
+        self._visits = Visits(profile, shape)
         self._slots = slots(shape)
         self._ranks = shape.pp_size
         self._chunk_tokens = self._resolved.chunk_tokens
-        self._decodes: dict[tuple[float, float], _Visit] = {}
 
     def state(self, cap: int | None, load: SteadyLoad) -> SteadyState:
         """The server under `load`, with `cap` requests per slot at most (None: the server's own).
@@ -176,7 +158,7 @@ class SteadyModel:
         passes = self._passes(counts, load, spread)
         prefill = self._prefill(counts, load, passes)
         context = load.prompt_tokens + load.output_tokens / 2
-        visits = [self._decode(count, context) for count in counts]
+        visits = [self._visits.decode(count, context) for count in counts]
         occupied = sum(min(count, 1.0) for count in counts)
         later = self._later(load, occupied)
         round_s = self._round_s(visits, later, prefill, passes)
@@ -211,7 +193,9 @@ class SteadyModel:
         per_visit = max(1, int(self._chunk_tokens // max(load.prompt_tokens, 1.0)))
         host = self._profile.host
         if host.accept_s > 0:  # while a prefill is launched, so many more come through HTTP
-            launch_s = self._visit(round(load.prompt_tokens) or 1, 1, 0.0, is_prefill=True).launch_s
+            launch_s = self._visits.visit(
+                round(load.prompt_tokens) or 1, 1, 0.0, is_prefill=True
+            ).launch_s
             per_visit = max(1, min(per_visit, round(launch_s / host.accept_s)))
         is_burst = load.protocol is LoadProtocol.BURST
         variance = 0.0 if is_burst else LIVES * load.output_cv**2
@@ -228,90 +212,14 @@ class SteadyModel:
             per_life, sum(each) / (output + per_life - 1.0), max(1.0, len(counts) / width)
         )
 
-    def _prefill(self, counts: Counts, load: SteadyLoad, passes: _Passes) -> _Visit:
+    def _prefill(self, counts: Counts, load: SteadyLoad, passes: _Passes) -> Visit:
         """One prefill pass of the fullest slot."""
         requests = max(1, round(max(counts) / passes.per_life))
         tokens = min(max(1, round(requests * load.prompt_tokens)), self._chunk_tokens)
-        return self._visit(tokens, requests, 0.0, is_prefill=True)
-
-    def _decode(self, count: float, context: float) -> _Visit:
-        """One decode of `count` requests on average; between whole numbers on a line.
-
-        Of a slot that is sometimes empty, the way through the stages is that of its one request.
-        """
-        known = self._decodes.get((count, context))
-        if known is None:
-            above = math.ceil(count)
-            known = self._visit(above, above, above * context, is_prefill=False)
-            share = count - above + 1
-            if above == 1:
-                known = known._replace(
-                    stage_s=share * known.stage_s,
-                    return_s=share * known.return_s,
-                    work_s=share * known.work_s,
-                    extra_j=share * known.extra_j,
-                )
-            elif share < 1:
-                below = self._visit(above - 1, above - 1, (above - 1) * context, is_prefill=False)
-                pairs = zip(below, known, strict=True)
-                known = _Visit(*(low + share * (high - low) for low, high in pairs))
-            self._decodes[count, context] = known
-        return known
-
-    def _visit(self, tokens: int, requests: int, kv_tokens: float, *, is_prefill: bool) -> _Visit:
-        host, stages = self._profile.host, self._stages
-        has_graph = stages.has_graph(requests, is_prefill=is_prefill)
-        cost = stages.cost(tokens, requests, has_graph=has_graph)
-        gpu_s = [s + kv_tokens * kv_s for s, kv_s in zip(cost.gpu_s, stages.kv_s, strict=True)]
-        work_s = sum(gpu_s)
-        extra_j = work_s * (cost.busy_w - self._profile.gpu.server_idle_w) * self._shape.tp_size
-        result_s = host.result_s + requests * host.result_request_s
-        # Eager kernels run while later ones are launched; a graph waits for its one launch. A
-        # forward that blocks is launched only once it has run.
-        launch_s = max(cost.launch_s) + (max(gpu_s) if host.is_blocking else 0.0)
-        cpu_s = host.schedule_s + launch_s
-        # A rank hands over hidden states and results, in and out; the ends have one less to do.
-        exchanges_s = host.exchange_s * (min(self._ranks, 3) + 1 if self._ranks > 1 else 0)
-        stage_s = max(*gpu_s, cpu_s + result_s + exchanges_s)
-        if self._ranks == 1:
-            return _Visit(stage_s, stage_s, 0.0, cpu_s, cpu_s, work_s, extra_j)
-        launched_s = self._ranks * (launch_s + host.message_s)
-        path_s, return_s = self._ways_s(cost, gpu_s, launch_s, result_s, has_graph=has_graph)
-        return _Visit(stage_s, path_s, return_s, cpu_s, launched_s, work_s, extra_j)
-
-    def _ways_s(
-        self,
-        cost: BatchCost,
-        gpu_s: Sequence[float],
-        launch_s: float,
-        result_s: float,
-        *,
-        has_graph: bool,
-    ) -> tuple[float, float]:
-        """`path_s` and `return_s` of a visit (_Visit)."""
-        host, ranks = self._profile.host, self._ranks
-        exchange_s, others = host.exchange_s, ranks - 1
-        if host.is_blocking:
-            path_s, last_s = ranks * (launch_s + host.message_s), launch_s
-        elif has_graph:
-            path_s, last_s = launch_s + sum(gpu_s), launch_s + gpu_s[-1]
-        else:
-            pairs = zip(gpu_s, cost.launch_s, strict=True)
-            stages_s = [max(gpu + cost.lead * cpu, cpu + cost.lead * gpu) for gpu, cpu in pairs]
-            path_s, last_s = sum(stages_s), stages_s[-1]
-        back_s = result_s + ranks * self._profile.link.hop_s
-        # With little to do for the GPUs a token waits for every rank's CPU: hidden states out and
-        # in, and its result on its way around the ring.
-        cpus_s = ranks * (host.schedule_s + result_s) + others * launch_s + last_s
-        cpus_s += (3 * ranks - 1) * exchange_s + back_s - result_s
-        away_s = (others - 1) * launch_s + others * (2 * exchange_s + host.message_s) + last_s
-        if has_graph:
-            away_s = max(away_s, launch_s + sum(gpu_s[1:]))
-        path_s = max(path_s + host.schedule_s + back_s, cpus_s)
-        return path_s, (away_s + exchange_s + back_s) / others
+        return self._visits.visit(tokens, requests, 0.0, is_prefill=True)
 
     def _round_s(
-        self, visits: Sequence[_Visit], later: float, prefill: _Visit, passes: _Passes
+        self, visits: Sequence[Visit], later: float, prefill: Visit, passes: _Passes
     ) -> float:
         """A mean round: most rounds only decode, some also prefill."""
         decode_s = self._decode_s(visits, later)
@@ -323,7 +231,7 @@ class SteadyModel:
         share = 1.0 - math.exp(-passes.per_round / passes.together)
         return decode_s + share * (prefill_s - decode_s)
 
-    def _decode_s(self, visits: Sequence[_Visit], later: float) -> float:
+    def _decode_s(self, visits: Sequence[Visit], later: float) -> float:
         """A round without prefills; with depth, results wait for `later` launches more."""
         sum_s = sum(visit.stage_s for visit in visits)
         if self._ranks == 1:
@@ -369,7 +277,7 @@ class SteadyModel:
         rounds = max(load.longest_output_tokens - load.output_tokens, 0.0)
         left = [count * TAIL_SHARE for count in counts]
         context = load.prompt_tokens + load.output_tokens
-        visits = [self._decode(count, context) for count in left]
+        visits = [self._visits.decode(count, context) for count in left]
         occupied = sum(min(count, 1.0) for count in left)
         round_s = self._decode_s(visits, self._later(load, occupied))
         return _Phase(
@@ -379,7 +287,7 @@ class SteadyModel:
             slot_s=round_s * occupied,
         ).times(rounds)
 
-    def _first_s(self, prefill: _Visit, passes: _Passes, round_s: float, spread: float) -> float:
+    def _first_s(self, prefill: Visit, passes: _Passes, round_s: float, spread: float) -> float:
         """From the send to the first token of an admitted request."""
         host = self._profile.host
         first_s = (

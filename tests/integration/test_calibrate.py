@@ -210,7 +210,7 @@ def test_studies_of_different_things_are_not_calibrated_together(
     engine = DOCUMENT["engine"]
     others: dict[str, dict[str, object]] = {
         "one": {},
-        "profile": {"engine": {**engine, "profile": "h200-qwen3-30b-a3b"}},
+        "profile": {"engine": {**engine, "profile": "rtx-pro-6000-x8-kimi-k2.6"}},
         "kind": {"engine": {**engine, "kind": "emulated"}},
     }
     for name, other in others.items():

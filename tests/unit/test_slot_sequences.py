@@ -17,7 +17,8 @@ from typing import NamedTuple
 
 import pytest
 
-from runner.machine.scheduler import Batch, Limits, PipelineRequest, Scheduler
+from runner.machine.batch import Batch, PipelineRequest
+from runner.machine.scheduler import Limits, Scheduler
 
 DATA = Path(__file__).parent.parent / "data" / "h200-pp-slots.json"
 PP_SIZE, PROMPT_TOKENS, OUTPUT_TOKENS, CHUNK_TOKENS, ROWS = 2, 256, 128, 8192, 128
@@ -173,6 +174,18 @@ def test_a_full_slot_replaces_an_ended_request_a_round_late(
         admitted.append(batch.new_seqs if batch.is_prefill else 0)
         scheduler.finish(batch, 0.0, [])
     assert admitted == ([1] if not counts_ended else [0, 1])
+
+
+def test_an_idle_server_has_forgotten_who_ended() -> None:
+    scheduler = Scheduler(Limits(1, ROWS, CHUNK_TOKENS, KV_TOKENS, counts_ended=True), cap=1)
+    (slot,) = scheduler.slots
+    for name in ("one", "next"):
+        scheduler.submit(PipelineRequest(name, PROMPT_TOKENS, 1))
+        batch = scheduler.visit(slot)
+        assert batch is not None
+        assert batch.is_prefill
+        scheduler.finish(batch, 0.0, [])
+    assert scheduler.is_empty
 
 
 @pytest.mark.parametrize("load", LOADS, ids=lambda load: load.name)
