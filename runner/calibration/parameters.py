@@ -75,6 +75,13 @@ class Parameter:
             return odds / (1.0 + odds)
         return self.start * moved
 
+    def steps(self, value: float) -> float:
+        """How many prior deviations a value lies from the start."""
+        moved = math.log(value / self.start)
+        if self.is_share:
+            moved -= math.log((1.0 - value) / (1.0 - self.start))
+        return moved / self.deviation
+
     @property
     def section(self) -> str:
         """Its part of the profile, of a backend's number the backend."""

@@ -20,6 +20,7 @@ from runner.insight.forecast_view import not_modelled_words, show
 PADDING = (0, 2, 0, 0)
 WORST = 5
 LEAST_CHANGE = 0.01  # of a start cost, of an error; smaller ones are not worth a word
+UNLIKELY = 3.0  # prior deviations from the start
 TOO_FAR = 0.2
 """A profile whose throughput is further off foretells nothing."""
 NAMES: Mapping[Quantity, str] = {
@@ -185,6 +186,14 @@ def _warnings(calibration: Calibration) -> Iterator[str]:
             yield (
                 f"No better than the profile it started from: throughput is {off:.1%} off{seen}, "
                 f"{each.before:.1%} before. Keep that one."
+            )
+    for fitted in calibration.parameters:
+        parameter = fitted.parameter
+        if abs(parameter.steps(fitted.value)) > UNLIKELY:
+            yield (
+                f"{parameter.name} is {fitted.value / parameter.start:.2g} times what it was, more "
+                "than it can well be off: something that the model does not know has bent it, so "
+                "the profile may mislead beyond these settings."
             )
     worse = [NAMES[e.quantity] for e in calibration.errors if e.after > e.before + LEAST_CHANGE]
     if worse:

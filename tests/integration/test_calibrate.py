@@ -284,6 +284,21 @@ def test_a_fit_that_explains_nothing_or_spoils_something_says_so(
     assert "throughput is 90% off after the fit. Do not use this profile" in told
     assert "Further off than before, for the sake of the others: throughput, TTFT (mean)" in told
     assert "throughput is 90.0% off for settings it has not seen, 10.0% before." in told
+    assert "can well be off" not in told
+
+
+def test_a_number_that_cannot_be_is_told(clean: Calibration, tmp_path: Path) -> None:
+    """Bandwidth may be off by 15 %; twice as much would be beyond physics."""
+    bent = tuple(
+        replace(each, value=2.0 * each.parameter.start)
+        if each.parameter.name == "gpu.bandwidth_bytes_per_s"
+        else each
+        for each in clean.parameters
+    )
+    stream = io.StringIO()
+    print_calibration(replace(clean, parameters=bent), CalibrationFiles(tmp_path), stream)
+    told = " ".join(stream.getvalue().split())
+    assert "gpu.bandwidth_bytes_per_s is 2 times what it was, more than it can well be off" in told
 
 
 def test_a_person_reads_what_was_found(clean: Calibration, tmp_path: Path) -> None:

@@ -54,6 +54,9 @@ def test_a_step_is_a_prior_deviation() -> None:
     share = Parameter("model.routing_overlap", 0.55, 0.5, is_share=True)
     assert share.value(0.0) == 0.55
     assert 0.0 < share.value(-6.0) < 0.55 < share.value(6.0) < 1.0
+    for parameter in (cost, share):
+        for steps in (-2.5, 0.0, 3.5):
+            assert parameter.steps(parameter.value(steps)) == pytest.approx(steps, abs=1e-9)
 
 
 @pytest.mark.parametrize("name", profile_names())
