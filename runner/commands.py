@@ -254,7 +254,7 @@ def stored_settings(args: argparse.Namespace, name: str | None = None) -> StudyS
     """The settings of a study on disk; `name` None: the one that the command names."""
     from runner.config import complete, parse_study
 
-    document = StudyStore(args.home, name or args.name).read_study()
+    document = StudyStore(args.home, args.name if name is None else name).read_study()
     return parse_study(complete(document["settings"]), getattr(args, "overrides", ()))
 
 
@@ -300,6 +300,7 @@ def run_calibrate(args: argparse.Namespace) -> int:
     from runner.calibration.files import (
         CalibrationFiles,
         check_out,
+        idle_of,
         launches_of,
         starting_profile,
     )
@@ -315,11 +316,12 @@ def run_calibrate(args: argparse.Namespace) -> int:
     records = map(StudyRecord, studies, (tuple(store.results()) for store in stores))
     evidence = evidence_of(start, *records)
     costs, changes = fit_starts(start, [each for store in stores for each in launches_of(store)])
-    idle = [gpu for store in stores for gpu in store.read_idle() or ()]
+    idle = idle_of(stores)
     base = replace(with_idle(start, idle), start=costs)
-    if any(store.progress().driver_pid is not None for store in stores):
+    if running := [store.name for store in stores if store.progress().driver_pid is not None]:
         os.nice(LEAST_URGENT)
-        print("the study is running: calibrating with what it leaves of the CPU", file=sys.stderr)
+        who = f"study {', '.join(running)} is running"
+        print(f"{who}: calibrating with what it leaves of the CPU", file=sys.stderr)
     with closing(ProgressLine(sys.stderr, "calibrating")) as line:
         calibration = calibrate(start, evidence, base, changes, line)
     files.write(calibration)

@@ -9,8 +9,10 @@ from pathlib import Path
 from runner.calibration.calibrate import Calibration
 from runner.cluster.executor import LaunchReport
 from runner.errors import ConfigError, StudyError
+from runner.kinds import EngineKind
 from runner.machine.hardware import Profile
 from runner.machine.profile import load_profile, profile_names, profile_text
+from runner.measure.idle import IdleGpu
 from runner.record.files import write_json, write_whole
 from runner.record.store import StudyStore
 from runner.settings import StudySettings
@@ -91,10 +93,12 @@ def starting_profile(studies: Sequence[StudySettings], given: str | None) -> Pro
 def check_alike(studies: Sequence[StudySettings]) -> None:
     """Raise ConfigError where studies measured different things: no profile can hold for both."""
     first = studies[0]
+    names = [study.name for study in studies]
     for other in studies[1:]:
-        if other.name in {each.name for each in studies if each is not other}:
-            raise ConfigError(f"study {other.name} is named twice")
-        for name in ("kind", "model"):
+        if names.count(other.name) > 1:
+            raise ConfigError(f"study {other.name} is named twice; name each study once")
+        is_real = first.engine.kind is EngineKind.SGLANG
+        for name in ("kind", "model") if is_real else ("kind", "model", "profile"):
             found = getattr(first.engine, name), getattr(other.engine, name)
             if found[0] != found[1]:
                 raise ConfigError(
@@ -102,6 +106,23 @@ def check_alike(studies: Sequence[StudySettings]) -> None:
                     f"{first.name} is {found[0]}, that of {other.name} {found[1]}; calibrate them "
                     "one by one"
                 )
+
+
+def idle_of(stores: Sequence[StudyStore]) -> list[IdleGpu]:
+    """The idle GPUs of studies; raises ConfigError when they are of different models."""
+    found: list[IdleGpu] = []
+    owners: dict[str, str] = {}
+    for store in stores:
+        gpus = store.read_idle() or ()
+        found += gpus
+        owners |= {gpu.name: store.name for gpu in gpus}
+    if len(owners) > 1:
+        raise ConfigError(
+            "studies of one GPU model are expected: "
+            + ", ".join(f"{name} was measured on {gpu}" for gpu, name in owners.items())
+            + "; calibrate them one by one"
+        )
+    return found
 
 
 def launches_of(store: StudyStore) -> list[tuple[LaunchSpec, LaunchReport]]:

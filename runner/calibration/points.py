@@ -139,6 +139,9 @@ def evidence_of(profile: Profile, *records: StudyRecord) -> Evidence:
     rungs = len({(point.trial, point.cell) for point in points})
     if rungs < FEWEST_RUNGS:
         raise ConfigError(_too_few(records, rungs, skipped))
+    for place, record in enumerate(records):
+        if all(point.cell.study != place for point in points):
+            raise ConfigError(f"{_too_few((record,), 0, {})}, or leave it out")
     studies = tuple(record.settings for record in records)
     return Evidence(
         studies, tuple(settings), tuple(points), trials, dict(skipped), not_modelled(names)

@@ -187,7 +187,7 @@ def test_a_driver_that_runs_is_left_its_cpu(
     with StudyStore(measured.folder, "one-gpu").lock():
         assert main(words) == 2
     assert urgency == [19]
-    assert "the study is running" in capsys.readouterr().err
+    assert "study one-gpu is running: calibrating with" in capsys.readouterr().err
 
 
 def test_a_study_without_measurements_or_profile_says_what_to_do(
@@ -212,19 +212,53 @@ def test_studies_of_different_things_are_not_calibrated_together(
         "one": {},
         "profile": {"engine": {**engine, "profile": "rtx-pro-6000-x8-kimi-k2.6"}},
         "kind": {"engine": {**engine, "kind": "emulated"}},
+        "real": {"engine": {**engine, "kind": "sglang", "model": "/m"}},
+        "guess": {
+            "engine": {
+                **engine,
+                "kind": "sglang",
+                "model": "/m",
+                "profile": "rtx-pro-6000-x8-kimi-k2.6",
+            }
+        },
     }
     for name, other in others.items():
         document = {**DOCUMENT, **other, "name": name}
         StudyStore(tmp_path, name).create(dump(parse_study(document)), {})
     for words, message in (
         (["one", "one"], "study one is named twice"),
-        (["one", "profile"], "name different hardware profiles: one "),
+        (["one", "profile"], f"engine.profile of one is {START.name}, that of profile rtx-"),
+        (["real", "guess"], "name different hardware profiles: real "),
+        (["one", ""], "'' cannot be the name of a study"),
         (["one", "kind"], "engine.kind of one is simulated, that of kind emulated"),
     ):
         assert main(["calibrate", *words, "--home", str(tmp_path)]) == 2
         told = capsys.readouterr()
         assert message in told.err
         assert told.err.count("\n") == 1
+
+
+def test_a_study_of_other_gpus_or_of_nothing_is_left_out(
+    measured: Home, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "home"
+    shutil.copytree(measured.folder, home)
+    for name in ("elsewhere", "empty"):
+        folder = home / "studies" / name
+        shutil.copytree(home / "studies" / "one-gpu", folder)
+        document = json.loads((folder / "study.json").read_text(encoding="utf-8"))
+        document["settings"]["name"] = name
+        (folder / "study.json").write_text(json.dumps(document), encoding="utf-8")
+    shutil.rmtree(home / "studies" / "empty" / "trials")
+    (idle,) = (home / "studies" / "elsewhere").rglob("idle.json")
+    idle.write_text(idle.read_text(encoding="utf-8").replace("H200", "A100"), encoding="utf-8")
+    assert main(["calibrate", "one-gpu", "elsewhere", "--home", str(home)]) == 2
+    told = capsys.readouterr().err
+    assert "one-gpu was measured on NVIDIA H200, elsewhere was measured on NVIDIA A100" in told
+    assert main(["calibrate", "empty", "one-gpu", "--home", str(home)]) == 2
+    told = capsys.readouterr().err
+    assert "study empty has no measured rung to calibrate from" in told
+    assert told.rstrip().endswith("or leave it out")
 
 
 def test_two_studies_are_fitted_in_one(
