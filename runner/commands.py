@@ -316,8 +316,7 @@ def run_calibrate(args: argparse.Namespace) -> int:
     records = map(StudyRecord, studies, (tuple(store.results()) for store in stores))
     evidence = evidence_of(start, *records)
     costs, changes = fit_starts(start, [each for store in stores for each in launches_of(store)])
-    idle = idle_of(stores)
-    base = replace(with_idle(start, idle), start=costs)
+    base = replace(with_idle(start, idle_of(stores)), start=costs)
     if running := [store.name for store in stores if store.progress().driver_pid is not None]:
         os.nice(LEAST_URGENT)
         who = f"study {', '.join(running)} is running"

@@ -94,11 +94,12 @@ def check_alike(studies: Sequence[StudySettings]) -> None:
     """Raise ConfigError where studies measured different things: no profile can hold for both."""
     first = studies[0]
     names = [study.name for study in studies]
+    is_real = first.engine.kind is EngineKind.SGLANG
+    alike = ("kind", "model") if is_real else ("kind", "model", "profile")
     for other in studies[1:]:
         if names.count(other.name) > 1:
             raise ConfigError(f"study {other.name} is named twice; name each study once")
-        is_real = first.engine.kind is EngineKind.SGLANG
-        for name in ("kind", "model") if is_real else ("kind", "model", "profile"):
+        for name in alike:
             found = getattr(first.engine, name), getattr(other.engine, name)
             if found[0] != found[1]:
                 raise ConfigError(

@@ -121,7 +121,7 @@ class Batch:
         self.works = works
         self.is_prefill = is_prefill
         self.tokens = self.new_seqs = len(works)
-        self.running = len(slot.running) + slot.ended
+        self.running = slot.counted
         self.kv_tokens = slot.context
         self.has_graph = False
         self.gpu_s: tuple[float, ...] = ()
@@ -143,3 +143,8 @@ class Slot:
         self.running: list[Work] = []
         self.context = self.ended = 0
         self.is_closed = False
+
+    @property
+    def counted(self) -> int:
+        """How many requests count against the cap."""
+        return len(self.running) + self.ended

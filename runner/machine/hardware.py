@@ -94,9 +94,9 @@ class HostCosts:
     a message is at the next rank. `exchange_s`: what each hand-over of tensors between two ranks
     costs the CPU of either (pickled words about them go ahead, through gloo): a rank in the middle
     of a pipeline has four an iteration, hidden states and results, in and out. `is_blocking`: the
-    forward runs in the scheduler's own thread.
-    `is_overlapped`: a result is handled once the next batch is launched (SGLang's overlap
-    schedule, without stages only); this shows in the time to first token. A request takes
+    forward runs in the scheduler's own thread. `is_overlapped`: a result is handled once the next
+    batch is launched (SGLang's overlap schedule, without stages only); this shows in the time to
+    first token. A request takes
     `http_s` through HTTP and the tokenizer process and back, which take in one request after
     another, `accept_s` each: a burst trickles in. That process stops for `pause_s` each time that
     `pause_tokens` output tokens have passed it, while the scheduler goes on (machine/front.py); 0:

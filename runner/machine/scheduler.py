@@ -138,8 +138,7 @@ class Scheduler:
 
     def _admit(self, slot: Slot) -> Batch | None:
         limits = self._limits
-        held = len(slot.running) + slot.ended
-        allowed = min(self.cap - held, limits.max_running_requests - self.rows)
+        allowed = min(self.cap - slot.counted, limits.max_running_requests - self.rows)
         admitted: list[Work] = []
         budget = limits.chunk_tokens
         chunked = self._drop_aborted_chunk()
@@ -252,17 +251,15 @@ class Scheduler:
                 alive.append(work)
             else:
                 self._release(work)
-        is_closed = slot.is_closed
-        ended = len(slot.running) - len(alive)
-        self._keep(slot, alive)
-        if self._limits.counts_ended:
-            slot.ended += ended
-            slot.is_closed = is_closed
+        is_counted = self._limits.counts_ended
+        if is_counted:
+            slot.ended += len(slot.running) - len(alive)
+        self._keep(slot, alive, is_closed=slot.is_closed and is_counted)
 
-    def _keep(self, slot: Slot, alive: list[Work]) -> None:
+    def _keep(self, slot: Slot, alive: list[Work], *, is_closed: bool = False) -> None:
         slot.running = alive
         slot.context = sum(work.held for work in alive)
-        slot.is_closed = False
+        slot.is_closed = is_closed
 
     def _release(self, work: Work) -> None:
         del self._admitted[work.request_id]

@@ -63,6 +63,7 @@ class Visits:
         return known
 
     def visit(self, tokens: int, requests: int, kv_tokens: float, *, is_prefill: bool) -> Visit:
+        """One batch of `tokens` new tokens of `requests` requests, with `kv_tokens` of context."""
         host, stages = self._profile.host, self._stages
         has_graph = stages.has_graph(requests, is_prefill=is_prefill)
         cost = stages.cost(tokens, requests, has_graph=has_graph)
@@ -92,7 +93,7 @@ class Visits:
         *,
         has_graph: bool,
     ) -> tuple[float, float]:
-        """`path_s` and `return_s` of a visit (Visit)."""
+        """`path_s` and `return_s` of a visit."""
         host, ranks = self._profile.host, self._ranks
         exchange_s, others = host.exchange_s, ranks - 1
         if host.is_blocking:
@@ -103,11 +104,12 @@ class Visits:
             pairs = zip(gpu_s, cost.launch_s, strict=True)
             stages_s = [max(gpu + cost.lead * cpu, cpu + cost.lead * gpu) for gpu, cpu in pairs]
             path_s, last_s = sum(stages_s), stages_s[-1]
-        back_s = result_s + ranks * self._profile.link.hop_s
+        hops_s = ranks * self._profile.link.hop_s
+        back_s = result_s + hops_s
         # With little to do for the GPUs a token waits for every rank's CPU: hidden states out and
         # in, and its result on its way around the ring.
         cpus_s = ranks * (host.schedule_s + result_s) + others * launch_s + last_s
-        cpus_s += (3 * ranks - 1) * exchange_s + back_s - result_s
+        cpus_s += (3 * ranks - 1) * exchange_s + hops_s
         away_s = (others - 1) * launch_s + others * (2 * exchange_s + host.message_s) + last_s
         if has_graph:
             away_s = max(away_s, launch_s + sum(gpu_s[1:]))

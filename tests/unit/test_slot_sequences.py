@@ -117,7 +117,7 @@ def may_admit(state: Replay, prefills: list[Line], cap: int) -> Replay | None:
     slot = state.scheduler.slots[state.visits % len(state.scheduler.slots)]
     line = prefills[state.admitted]
     most = min(cap - line.running, CHUNK_TOKENS // PROMPT_TOKENS)
-    if len(slot.running) + slot.ended != line.running or line.size > most:
+    if slot.counted != line.running or line.size > most:
         return None
     other = copy.deepcopy(state)
     other.is_refused = True
