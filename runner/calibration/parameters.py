@@ -34,6 +34,8 @@ NUMBERS = (
     ("host.empty_slot_s", TWOFOLD),
     ("host.message_s", TWOFOLD),
     ("host.exchange_s", TWOFOLD),
+    ("host.eager_ranks_factor", 0.3),
+    ("host.collective_s", TWOFOLD),
     ("host.http_s", TWOFOLD),
     ("host.accept_s", TWOFOLD),
     ("kernels.layer_s", TWOFOLD),

@@ -14,8 +14,13 @@ IDENTIFIED, NOT_IDENTIFIED = 0.5, 0.9
 
 TOGETHER = 0.95  # a correlation at which two parameters are one
 OF_PIPELINES = frozenset({"link.hop_s", "host.message_s", "host.exchange_s", "host.empty_slot_s"})
-OF_TENSOR_PARALLEL = frozenset({"link.ring_step_s", "link.bandwidth_bytes_per_s"})
-OF_EAGER = frozenset({"eager_layer_s", "eager_factor", "request_s"})
+OF_TENSOR_PARALLEL = frozenset(
+    {"link.ring_step_s", "link.bandwidth_bytes_per_s", "host.collective_s"}
+)
+OF_SEVERAL_GPUS = frozenset({"gpu.communication_w", "host.eager_ranks_factor"})
+OF_EAGER = frozenset(
+    {"eager_layer_s", "eager_factor", "request_s", "eager_ranks_factor", "collective_s"}
+)
 HIDDEN = "nothing measured reacts to it: something slower hides it"
 WEAK = "what was measured hardly depends on it"
 
@@ -72,7 +77,7 @@ def reason_of(parameter: Parameter, evidence: Evidence, *, reacts: bool) -> str:
         (parameter.name in OF_TENSOR_PARALLEL, is_split, "no tensor parallelism was measured"),
         (parameter.name in OF_PIPELINES, is_staged, "no pipeline (pp_size > 1) was measured"),
         (
-            parameter.name == "gpu.communication_w",
+            parameter.name in OF_SEVERAL_GPUS,
             is_split or is_staged,
             "no server of several GPUs was measured",
         ),

@@ -266,7 +266,7 @@ def _verdict(
     yield _noise_words(ranking)
     yield from _unlike_words(ranking)
     yield from _unconfirmed_words(ranking, results)
-    yield from _metastable_words(ranking)
+    yield from _metastable_words(ranking, settings)
     yield from _notes(ranking, results)
     yield from server_words(ranking)
 
@@ -335,18 +335,22 @@ def _unconfirmed_words(ranking: Ranking, results: Sequence[TrialResult]) -> Iter
             )
 
 
-def _metastable_words(ranking: Ranking) -> Iterable[str]:
+def _metastable_words(ranking: Ranking, settings: StudySettings) -> Iterable[str]:
     """For the settings whose throughput was seen to depend on how their load began."""
-    concurrency = ranking.objectives[0].concurrency
-    for setting in ranking.measured:
-        rungs = [rung for rung in setting.rungs_at(concurrency) if rung.metastable]
-        rates = [r.output_throughput for rung in rungs for r in rung.restarts]
-        if rates:
+    concurrency, law = ranking.objectives[0].concurrency, settings.workload.output_tokens
+    unsteady = [(s, [r for r in s.rungs_at(concurrency) if r.metastable]) for s in ranking.measured]
+    for setting, rungs in unsteady:
+        if rates := [r.output_throughput for rung in rungs for r in rung.restarts]:
             low, high = format_number(min(rates)), format_number(max(rates))
             yield (
                 f"#{setting.number} is metastable: {low} to {high} tokens/s at C={concurrency:g}, "
                 "depending on how its load began."
             )
+    if law.kind == "fixed" and any(rungs for _, rungs in unsteady):
+        yield (
+            "Replies of equal length stay together as they began; uneven ones part again, as in "
+            f"traffic: workload.output_tokens: {{uniform: [{law.a * 0.5:.0f}, {law.a * 1.5:.0f}]}}."
+        )
 
 
 def _notes(ranking: Ranking, results: Sequence[TrialResult]) -> Iterable[str]:

@@ -93,14 +93,15 @@ class HostCosts:
     result is processed. `empty_slot_s`: an iteration whose slot is empty. `message_s`: until
     a message is at the next rank. `exchange_s`: what each hand-over of tensors between two ranks
     costs the CPU of either (pickled words about them go ahead, through gloo): a rank in the middle
-    of a pipeline has four an iteration, hidden states and results, in and out. `is_blocking`: the
-    forward runs in the scheduler's own thread. `is_overlapped`: a result is handled once the next
-    batch is launched (SGLang's overlap schedule, without stages only); this shows in the time to
-    first token. A request takes
-    `http_s` through HTTP and the tokenizer process and back, which take in one request after
-    another, `accept_s` each: a burst trickles in. That process stops for `pause_s` each time that
-    `pause_tokens` output tokens have passed it, while the scheduler goes on (machine/front.py); 0:
-    never.
+    of a pipeline has four an iteration, hidden states and results, in and out. On servers of
+    several ranks `eager_layer_s` is `eager_ranks_factor` times as long (why is not known), and each
+    all-reduce of tensor parallelism launched outside a graph takes `collective_s` more.
+    `is_blocking`: the forward runs in the scheduler's own thread. `is_overlapped`: a result is
+    handled once the next batch is launched (SGLang's overlap schedule, without stages only); this
+    shows in the time to first token. A request takes `http_s` through HTTP and the tokenizer
+    process and back, which take in one request after another, `accept_s` each: a burst trickles in.
+    That process stops for `pause_s` each time that `pause_tokens` output tokens have passed it,
+    while the scheduler goes on (machine/front.py); 0: never.
     """
 
     schedule_s: float
@@ -115,6 +116,8 @@ class HostCosts:
     http_s: float = 0.0
     accept_s: float = 0.0
     exchange_s: float = 0.0
+    eager_ranks_factor: float = 1.0
+    collective_s: float = 0.0
     pause_s: float = 0.0
     pause_tokens: float = 0.0
 

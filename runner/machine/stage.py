@@ -136,6 +136,10 @@ class StageModel:
             return (host.graph_launch_s,) * len(self._layers)
         layer_s = host.eager_layer_s * self._backend.eager_factor
         layer_s += requests * self._backend.request_s / self._profile.model.layers
+        if self._tp_size * len(self._layers) > 1:
+            layer_s *= host.eager_ranks_factor
+        if self._tp_size > 1:
+            layer_s += REDUCES_PER_LAYER * host.collective_s
         return tuple(layers * layer_s for layers in self._layers)
 
     def _kv_s(self) -> tuple[float, ...]:

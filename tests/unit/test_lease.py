@@ -23,6 +23,7 @@ from runner.engines.lease import (
     write_lease,
 )
 from runner.engines.processes import LEASE_VARIABLE, ProcessId, identify, is_running
+from tests.driving import wait_for
 
 Start = Callable[..., subprocess.Popen[bytes]]
 TOKEN = "0123456789abcdef"
@@ -188,6 +189,10 @@ def start_and_leave(start: Start, token: str) -> tuple[ProcessId, ProcessId]:
     assert process.stdout is not None
     child = identify(int(process.stdout.readline()))
     process.wait(5)
+    # While it becomes `sleep` it shows no environment, and would be taken for one of ours.
+    environ = Path("/proc", str(child.pid), "environ")
+    name = Path("/proc", str(child.pid), "comm")
+    wait_for(lambda: name.read_text() == "sleep\n" and environ.read_bytes() != b"", "sleep")
     return leader, child
 
 

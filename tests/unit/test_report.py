@@ -325,6 +325,22 @@ def test_a_setting_that_depends_on_its_start_is_called_metastable() -> None:
     assert words in joined(text)
 
 
+@pytest.mark.parametrize(
+    ("law", "advised"),
+    [(Lengths.fixed(128), "{uniform: [64, 192]}"), (Lengths("uniform", 64, 192), None)],
+)
+def test_who_has_equal_replies_is_told_that_uneven_ones_forget_their_start(
+    law: Lengths, advised: str | None
+) -> None:
+    rung = claimed_rung(315.0, 12.0, probe=271.0)
+    results = [make_result(0, 312.0), make_result(1, 315.0, repeat_of=0, rungs=(rung,))]
+    settings = replace(STUDY, workload=replace(STUDY.workload, output_tokens=law))
+    text = joined(printed(results, settings))
+    assert "is metastable" in text
+    assert ("Replies of equal length" in text) is (advised is not None)
+    assert f"workload.output_tokens: {advised}." in text or advised is None
+
+
 def test_every_claimed_setting_stands_with_its_interval() -> None:
     results = [
         make_result(0, 600.0),

@@ -13,6 +13,7 @@ from runner.machine.shape import ServerShape
 from runner.machine.stage import StageModel, distinct_experts, expert_imbalance
 
 RTX = load_profile("rtx-pro-6000-x8-kimi-k2.6")
+H200 = load_profile("h200-llama-3.1-8b")
 CPU = load_profile("cpu-blocking-pp2")
 
 
@@ -114,3 +115,19 @@ def test_layers_taken_from_the_stage_with_the_head_make_the_slowest_stage_faster
     better = decode_s(ServerShape(pp_size=8, pp_layer_partition=partition), 8)
     assert max(better) < max(even)
     assert sum(better) == pytest.approx(sum(even))
+
+
+def test_eager_launches_take_longer_on_several_ranks_and_with_all_reduces() -> None:
+    host = replace(H200.host, eager_layer_s=1e-3, eager_ranks_factor=1.5, collective_s=0.1e-3)
+    profile = replace(H200, host=host)
+
+    def launch_s(shape: ServerShape, *, has_graph: bool = False) -> list[float]:
+        return list(StageModel(profile, shape).cost(4, 4, has_graph=has_graph).launch_s)
+
+    alone = ServerShape(attention_backend="triton")
+    pair, staged = replace(alone, tp_size=2), replace(alone, pp_size=2)
+    assert launch_s(alone) == pytest.approx([32 * 1e-3])
+    assert launch_s(staged) == pytest.approx([16 * 1.5e-3] * 2)
+    assert launch_s(pair) == pytest.approx([32 * (1.5e-3 + 2 * 0.1e-3)])
+    for shape in (alone, pair, staged):
+        assert set(launch_s(shape, has_graph=True)) == {H200.host.graph_launch_s}
