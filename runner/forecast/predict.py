@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 
 from runner.forecast.estimate import Estimator
 from runner.forecast.prediction import Basis, Prediction
@@ -12,9 +13,10 @@ from runner.forecast.simulate import Effort, Job, Sample, combine, make_job, run
 from runner.machine.shape import Refusal
 from runner.plans import at_lengths
 from runner.settings import StudySettings
-from runner.trial import LoadStart, Params, TrialLengths
+from runner.trial import LoadProtocol, LoadStart, Params, TrialLengths
 
 EFFORT = Effort(lives=3.0, most_work=1.2e6, start=LoadStart.GRADUAL)
+AT_ONCE = replace(EFFORT, start=LoadStart.TOGETHER)
 DEFAULT_SEEDS = 5
 
 
@@ -37,7 +39,8 @@ def predict(
     Pipelines have metastable states, so one run of a setting says little: what is told is the
     middle of several, with 10th and 90th percentile where they differ. The servers are those that
     a trial of the setting would get, replicas included; how long each rung is simulated:
-    simulate.py. Raises ConfigError when the study names no profile.
+    simulate.py. Where equal replies remember how their load began, the highest rung is simulated
+    with streams that begin together, too. Raises ConfigError when the study names no profile.
     """
     settings = at_lengths(settings, TrialLengths.WORKLOAD)
     profile = study_profile(settings)
@@ -46,9 +49,12 @@ def predict(
     if isinstance(planned, Refusal):
         return estimator.refused(planned.text)
     ladder = settings.workload.ladder
+    loads = [(level, EFFORT) for level in ladder]
+    if remembers_start(settings):
+        loads.append((max(ladder), AT_ONCE))
     jobs: list[Job] = [
-        make_job(settings, estimator, planned, level, seed, EFFORT)
-        for level in ladder
+        make_job(settings, estimator, planned, level, seed, effort)
+        for level, effort in loads
         for seed in range(seeds)
     ]
     total, done = sum(job.work for job in jobs), 0.0
@@ -59,16 +65,25 @@ def predict(
         on_progress(Progress(done, total))
 
     samples: list[Sample] = run_jobs(jobs, note)
-    rungs = tuple(
-        combine(level, samples[place * seeds : (place + 1) * seeds])
-        for place, level in enumerate(ladder)
-    )
+    seen = [samples[place : place + seeds] for place in range(0, len(samples), seeds)]
+    rungs = [combine(level, of_rung) for level, of_rung in zip(ladder, seen, strict=False)]
+    for of_rung in seen[len(ladder) :]:
+        together = median(sample.output_throughput for sample in of_rung)
+        highest = ladder.index(max(ladder))
+        rungs[highest] = replace(rungs[highest], together=together)
     return Prediction(
         protocol=settings.workload.protocol,
         output_tokens=estimator.output.mean,
         basis=Basis.SIMULATION,
-        rungs=rungs,
+        rungs=tuple(rungs),
         seeds=seeds,
         is_cut_off=any(job.is_cut_off for job in jobs),
         not_modelled=not_modelled((*settings.engine.args, *params)),
     )
+
+
+def remembers_start(settings: StudySettings) -> bool:
+    """Whether streams that begin together stay so: those of a closed loop of equal replies."""
+    work = settings.workload
+    is_loop = work.protocol is LoadProtocol.CLOSED_LOOP and max(work.ladder) > 1
+    return is_loop and work.output_tokens.kind == "fixed"

@@ -24,7 +24,9 @@ class RungPrediction:
     (stages that work and slots that hold a request, averaged over time) are those of one of its
     servers. `ttft_s` and `tpot_s` are means over requests. From a simulation, each is the median
     over seeds, and `p10` and `p90` are percentiles of output_throughput over the seeds; None
-    where there was one seed or all agree. `objectives` are the values of the study's objectives
+    where there was one seed or all agree. `together` is the output_throughput where all streams
+    begin at once instead of one after another; None where replies differ in length and forget it,
+    or it was not asked. `objectives` are the values of the study's objectives
     that are measured at this rung, by their place, as far as they have one.
     """
 
@@ -38,6 +40,7 @@ class RungPrediction:
     basis: Basis
     p10: float | None = None
     p90: float | None = None
+    together: float | None = None
     objectives: tuple[tuple[int, float], ...] = ()
     misses_slo: bool = False
 
@@ -96,6 +99,8 @@ def rung_document(rung: RungPrediction) -> dict[str, float]:
     if rung.p10 is not None and rung.p90 is not None:
         document["output_throughput_p10"] = rung.p10
         document["output_throughput_p90"] = rung.p90
+    if rung.together is not None:
+        document["output_throughput_together"] = rung.together
     return document
 
 

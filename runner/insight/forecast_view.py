@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TextIO
 
 from rich.console import Console, RenderableType
@@ -27,6 +27,7 @@ SILENT_S = 1.0  # what takes less needs no progress
 LINE_EVERY_S = 5.0  # where nothing can be overwritten
 REDRAW_S = 0.2
 LEAST_GAIN = 0.03  # a smaller share says nothing of the time that is left
+LARGE = 0.1  # a share by which it matters how a load began
 PROTOCOL_WORDS = {
     LoadProtocol.CLOSED_LOOP: "closed loop",
     LoadProtocol.BURST: "burst",
@@ -94,6 +95,7 @@ def print_prediction(
     unmeasured = unmeasured_words(settings, world_size({**settings.engine.args, **params}))
     if unmeasured is not None:
         sentences.append(Text(unmeasured, style="yellow"))
+    sentences += [Text(words, style="yellow") for words in _start_words(prediction)]
     if prediction.not_modelled:
         sentences.append(Text(not_modelled_words(prediction.not_modelled), style="yellow"))
     if prediction.is_cut_off:
@@ -182,3 +184,16 @@ def _spread_words(prediction: Prediction) -> str:
     widest = max(prediction.rungs, key=lambda rung: rung.spread)
     words = f"Median of {prediction.seeds} seeds; from p10 to p90 they differ by at most "
     return f"{words}{widest.spread:.1%} (at {widest.level:g})."
+
+
+def _start_words(prediction: Prediction) -> Iterator[str]:
+    """Where the throughput depends on how the load began."""
+    for rung in prediction.rungs:
+        apart, together = rung.output_throughput, rung.together
+        if together is not None and abs(together - apart) > LARGE * apart:
+            yield (
+                f"At C={rung.level:g} it depends on how the load began: {format_number(together)} "
+                f"tokens/s where all streams begin together, as in most benchmarks, "
+                f"{format_number(apart)} where they begin one after another, as a study begins "
+                "them. Replies of uneven lengths forget it, as traffic does."
+            )

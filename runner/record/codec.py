@@ -81,13 +81,13 @@ def _decode(kind: Any, value: Json, where: str) -> object:  # noqa: ANN401 - any
 
 def _decode_dataclass(kind: Any, value: Json, where: str) -> object:  # noqa: ANN401 - a dataclass
     if not isinstance(value, dict):
-        raise ValueError(f"{where or 'the value'} is no object: {value!r}")  # noqa: TRY004
+        raise ValueError(f"{where or 'the document'} is no object: {value!r}")  # noqa: TRY004
     hints = _hints(kind)
     given = {name: value[name] for name in hints if name in value}
-    try:
-        return kind(**{k: _decode(hints[k], item, _dot(where, k)) for k, item in given.items()})
-    except TypeError as error:
-        raise ValueError(f"{where or 'the document'} lacks fields: {error}") from error
+    fields = {name: _decode(hints[name], item, _dot(where, name)) for name, item in given.items()}
+    if missing := [name for name in _required(kind) if name not in fields]:
+        raise ValueError(f"{where or 'the document'} lacks {', '.join(missing)}")
+    return kind(**fields)
 
 
 def _decode_union(arguments: tuple[Any, ...], value: Json, where: str) -> object:
@@ -113,6 +113,14 @@ def _is_plain(kind: object, value: Json) -> bool:
             return kind is str
         case _:
             return False
+
+
+@functools.cache
+def _required(kind: Any) -> tuple[str, ...]:  # noqa: ANN401 - a dataclass
+    """The fields that have no default."""
+    without = dataclasses.MISSING
+    fields = dataclasses.fields(kind)
+    return tuple(f.name for f in fields if f.default is without and f.default_factory is without)
 
 
 @functools.cache

@@ -9,7 +9,12 @@ import pytest
 
 from runner.forecast.plan import make_plan
 from runner.forecast.predict import Progress, predict
-from runner.forecast.prediction import Basis, Prediction, RungPrediction
+from runner.forecast.prediction import (
+    Basis,
+    Prediction,
+    RungPrediction,
+    prediction_document,
+)
 from runner.insight.forecast_view import ProgressLine, print_prediction
 from runner.insight.plan_view import print_plan
 from runner.settings import Baseline, Choices, Direction, IntRange, Objective, SloLimit
@@ -47,6 +52,19 @@ def test_a_prediction_names_protocol_lengths_and_spread() -> None:
     assert "90.0 - 115" in text
     assert "cut off before they ended" in text
     assert max(map(len, text.splitlines())) <= 100
+
+
+@pytest.mark.parametrize(("together", "is_told"), [(None, False), (105.0, False), (140.0, True)])
+def test_a_load_that_remembers_its_start_is_told(together: float | None, is_told: bool) -> None:
+    rungs = (replace(rung(6, 100.0, low=None, high=None), together=together),)
+    prediction = Prediction(LoadProtocol.CLOSED_LOOP, 12, Basis.SIMULATION, rungs, seeds=5)
+    stream = io.StringIO()
+    print_prediction(prediction, STUDY, PP8, stream)
+    words = "At C=6 it depends on how the load began: 140 tokens/s where all streams begin together"
+    assert (words in " ".join(stream.getvalue().split())) is is_told
+    document = prediction_document(prediction)["rungs"]
+    assert isinstance(document, list)
+    assert document[0].get("output_throughput_together") == together
 
 
 def test_a_refused_setting_is_explained() -> None:

@@ -567,7 +567,7 @@ def test_a_finished_trial_is_never_rewritten(store: StudyStore) -> None:
     [
         ("{", "damaged"),
         ("[]", "damaged"),
-        ('{"number": 7}', "lacks fields"),
+        ('{"number": 7}', "lacks name, params, resolved, outcome, reason"),
         ('{"number": "7"}', "number is '7', expected int"),
         ('{"schema_version": 2}', "schema_version 2, this runner knows 1"),
     ],
