@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 from dataclasses import dataclass, replace
+
+NARROW = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,24 @@ def written_mean(lengths: Lengths) -> float:
             return sum(lengths.values) / max(len(lengths.values), 1)
         case _:
             return lengths.a
+
+
+def is_narrow(lengths: Lengths) -> bool:
+    """Whether requests of this law take so much alike that those begun together end together.
+
+    By the deviation over the mean: up to 0.1. Uniform a..b has (b - a) / (3 ** 0.5 * (a + b)).
+    """
+    match lengths.kind:
+        case "uniform":
+            spread = (lengths.b - lengths.a) / (3**0.5 * (lengths.a + lengths.b))
+        case "normal":
+            spread = lengths.b / lengths.a
+        case "recorded":
+            values = lengths.values
+            spread = statistics.pstdev(values) / statistics.fmean(values) if values else 0.0
+        case _:
+            spread = 0.0
+    return spread <= NARROW
 
 
 def longest(lengths: Lengths) -> float:

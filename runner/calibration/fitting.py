@@ -10,8 +10,13 @@ import numpy as np
 
 from runner.calibration.fit import Knowledge, Mask, Numbers, Problem, fit, knowledge, refine
 from runner.calibration.model import CellModel, Simulated, Values
-from runner.calibration.parameters import Parameter, parameters_of, with_values
-from runner.calibration.points import Cell, Evidence, Quantity
+from runner.calibration.parameters import (
+    RANKS_FACTOR,
+    Parameter,
+    parameters_of,
+    with_values,
+)
+from runner.calibration.points import Cell, Evidence, Quantity, knows_ranks_factor
 from runner.calibration.verdict import Verdict, verdicts
 from runner.machine.hardware import Profile
 
@@ -49,7 +54,11 @@ class Fitting:
     def __post_init__(self) -> None:
         points = self.evidence.points
         backends = {each.planned.resolved.attention_backend for each in self.evidence.settings}
-        self.parameters = parameters_of(self.base, backends)
+        self.parameters = tuple(
+            each
+            for each in parameters_of(self.base, backends)
+            if each.name != RANKS_FACTOR or knows_ranks_factor(self.evidence)
+        )
         self._log_measured = np.log([point.measured for point in points])
         self._log_ratios = np.zeros(len(points))
         self._deviations = np.array([point.deviation for point in points])

@@ -14,6 +14,7 @@ from typing import Any
 from runner.machine.hardware import Backend, Profile
 
 TWOFOLD = math.log(2.0)
+RANKS_FACTOR = "host.eager_ranks_factor"
 # Dotted name, and the standard deviation of log(true / in the profile) before anything is measured.
 NUMBERS = (
     ("gpu.bandwidth_bytes_per_s", 0.15),
@@ -34,7 +35,7 @@ NUMBERS = (
     ("host.empty_slot_s", TWOFOLD),
     ("host.message_s", TWOFOLD),
     ("host.exchange_s", TWOFOLD),
-    ("host.eager_ranks_factor", 0.3),
+    (RANKS_FACTOR, 0.3),
     ("host.collective_s", TWOFOLD),
     ("host.http_s", TWOFOLD),
     ("host.accept_s", TWOFOLD),
@@ -112,6 +113,11 @@ def parameters_of(profile: Profile, backends: Iterable[str]) -> tuple[Parameter,
             if name != unit and start > 0.0
         ]
     return tuple(found)
+
+
+def absent_from(profile: Profile) -> tuple[str, ...]:
+    """The numbers that are 0 in a profile: effects that it says are not there."""
+    return tuple(name for name, _ in NUMBERS if _number(profile, name) == 0.0)
 
 
 def with_values(profile: Profile, values: Mapping[str, float]) -> Profile:

@@ -128,14 +128,16 @@ def evidence_of(profile: Profile, *records: StudyRecord) -> Evidence:
         if isinstance(planned, Refusal):
             skipped[planned.text] += 1
             continue
-        place = places.setdefault(_identity(result.params, planned), len(settings))
-        if place == len(settings):
-            settings.append(MeasuredSetting(setting_label(result.params), planned))
+        place = places.get(identity := _identity(result.params, planned), len(settings))
         found = _points(settings_of, result, study, place)
-        if found:
-            points += found
-            names += (*settings_of.engine.args, *result.params)
-            trials += 1
+        if not found:
+            continue
+        if place == len(settings):
+            places[identity] = place
+            settings.append(MeasuredSetting(setting_label(result.params), planned))
+        points += found
+        names += (*settings_of.engine.args, *result.params)
+        trials += 1
     rungs = len({(point.trial, point.cell) for point in points})
     if rungs < FEWEST_RUNGS:
         raise ConfigError(_too_few(records, rungs, skipped))
@@ -146,6 +148,16 @@ def evidence_of(profile: Profile, *records: StudyRecord) -> Evidence:
     return Evidence(
         studies, tuple(settings), tuple(points), trials, dict(skipped), not_modelled(names)
     )
+
+
+def knows_ranks_factor(evidence: Evidence) -> bool:
+    """Whether eager launches of one GPU are there to compare those of several with.
+
+    Without them only the product of `eager_ranks_factor` and `eager_layer_s` shows.
+    """
+    shapes = [setting.planned.shape for setting in evidence.settings]
+    is_alone = any(shape.gpus == 1 and not shape.cuda_graph for shape in shapes)
+    return is_alone or all(shape.gpus == 1 for shape in shapes)
 
 
 def _measured_trials(records: Sequence[StudyRecord]) -> Iterator[tuple[int, TrialResult]]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum
 
 from runner.calibration.fit import Knowledge
-from runner.calibration.parameters import Parameter
+from runner.calibration.parameters import RANKS_FACTOR, Parameter
 from runner.calibration.points import Evidence, Quantity
 
 IDENTIFIED, NOT_IDENTIFIED = 0.5, 0.9
@@ -17,7 +17,7 @@ OF_PIPELINES = frozenset({"link.hop_s", "host.message_s", "host.exchange_s", "ho
 OF_TENSOR_PARALLEL = frozenset(
     {"link.ring_step_s", "link.bandwidth_bytes_per_s", "host.collective_s"}
 )
-OF_SEVERAL_GPUS = frozenset({"gpu.communication_w", "host.eager_ranks_factor"})
+OF_SEVERAL_GPUS = frozenset({"gpu.communication_w", RANKS_FACTOR})
 OF_EAGER = frozenset(
     {"eager_layer_s", "eager_factor", "request_s", "eager_ranks_factor", "collective_s"}
 )

@@ -10,6 +10,7 @@ from runner.forecast.estimate import Estimator
 from runner.forecast.prediction import Basis, Prediction
 from runner.forecast.setting import not_modelled, plan_setting, study_profile
 from runner.forecast.simulate import Effort, Job, Sample, combine, make_job, run_jobs
+from runner.lengths import is_narrow
 from runner.machine.shape import Refusal
 from runner.plans import at_lengths
 from runner.settings import StudySettings
@@ -39,7 +40,7 @@ def predict(
     Pipelines have metastable states, so one run of a setting says little: what is told is the
     middle of several, with 10th and 90th percentile where they differ. The servers are those that
     a trial of the setting would get, replicas included; how long each rung is simulated:
-    simulate.py. Where equal replies remember how their load began, the highest rung is simulated
+    simulate.py. Where like replies remember how their load began, the highest rung is simulated
     with streams that begin together, too. Raises ConfigError when the study names no profile.
     """
     settings = at_lengths(settings, TrialLengths.WORKLOAD)
@@ -49,14 +50,16 @@ def predict(
     if isinstance(planned, Refusal):
         return estimator.refused(planned.text)
     ladder = settings.workload.ladder
-    loads = [(level, EFFORT) for level in ladder]
-    if remembers_start(settings):
-        loads.append((max(ladder), AT_ONCE))
-    jobs: list[Job] = [
-        make_job(settings, estimator, planned, level, seed, effort)
-        for level, effort in loads
-        for seed in range(seeds)
-    ]
+
+    def jobs_at(level: float, effort: Effort) -> list[Job]:
+        return [
+            make_job(settings, estimator, planned, level, seed, effort) for seed in range(seeds)
+        ]
+
+    jobs: list[Job] = [job for level in ladder for job in jobs_at(level, EFFORT)]
+    is_cut_off = any(job.is_cut_off for job in jobs)
+    if remembers_start(settings) and not is_cut_off:
+        jobs += jobs_at(max(ladder), AT_ONCE)
     total, done = sum(job.work for job in jobs), 0.0
 
     def note(work: float) -> None:
@@ -77,13 +80,13 @@ def predict(
         basis=Basis.SIMULATION,
         rungs=tuple(rungs),
         seeds=seeds,
-        is_cut_off=any(job.is_cut_off for job in jobs),
+        is_cut_off=is_cut_off,
         not_modelled=not_modelled((*settings.engine.args, *params)),
     )
 
 
 def remembers_start(settings: StudySettings) -> bool:
-    """Whether streams that begin together stay so: those of a closed loop of equal replies."""
+    """Whether streams that begin together stay so: those of a closed loop of like replies."""
     work = settings.workload
     is_loop = work.protocol is LoadProtocol.CLOSED_LOOP and max(work.ladder) > 1
-    return is_loop and work.output_tokens.kind == "fixed"
+    return is_loop and is_narrow(work.output_tokens)

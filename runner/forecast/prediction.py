@@ -80,6 +80,8 @@ def prediction_document(prediction: Prediction) -> dict[str, object]:
     }
     if prediction.refused is not None:
         document["refused"] = prediction.refused
+    if prediction.is_cut_off:
+        document["is_cut_off"] = True
     if prediction.not_modelled:
         document["not_modelled"] = list(prediction.not_modelled)
     return document

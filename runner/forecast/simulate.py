@@ -71,7 +71,8 @@ class Job:
     """One rung of one setting under one seed.
 
     `work` is its estimated cost; `ttft_s` and `tpot_s` are the closed form's, for loads too short
-    to show them. `is_cut_off`: it is stopped before its first requests end.
+    to show them. `is_cut_off`: it is stopped before its first requests end, or
+    all of its streams have begun as they would.
     """
 
     settings: StudySettings
@@ -112,7 +113,9 @@ def make_job(
     rung = estimator.rung(planned, level)
     bounded, work = bound(planned, plan, rung, estimator.output.mean, effort)
     life_s = rung.tpot_s * estimator.output.mean
-    is_cut_off = plan.protocol is not LoadProtocol.BURST and life_s > bounded.max_window_s
+    is_cut_off = plan.protocol is not LoadProtocol.BURST and (
+        life_s > bounded.max_window_s or _has_short_ramp(bounded, life_s, effort)
+    )
     return Job(settings, planned, bounded, position, work, rung.ttft_s, rung.tpot_s, is_cut_off)
 
 
@@ -144,6 +147,13 @@ def bound(
         max_ramp_s=LONGEST_RAMP * ramp_s if is_gradual else min(ramp_s, longest_s),
     )
     return window, work_per_s * (RAMP_WORK[effort.start] * ramp_s + longest_s)
+
+
+def _has_short_ramp(plan: LoadPlan, life_s: float, effort: Effort) -> bool:
+    """Whether streams have no time to begin one after another as in a study."""
+    is_gradual = effort.start is LoadStart.GRADUAL and plan.concurrency > 1
+    ramp_s = RAMP_LIVES[effort.start] * life_s
+    return is_gradual and plan.max_ramp_s is not None and plan.max_ramp_s < ramp_s
 
 
 def _work_per_s(planned: PlannedSetting, rung: RungPrediction) -> float:

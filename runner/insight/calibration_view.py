@@ -11,9 +11,15 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from runner.calibration.calibrate import Calibration, FittedParameter, PointResult
+from runner.calibration.calibrate import (
+    Calibration,
+    FittedParameter,
+    PointResult,
+    QuantityErrors,
+)
 from runner.calibration.files import CalibrationFiles, point_documents
-from runner.calibration.points import Quantity
+from runner.calibration.parameters import RANKS_FACTOR, absent_from
+from runner.calibration.points import Quantity, knows_ranks_factor
 from runner.calibration.verdict import Verdict
 from runner.insight.forecast_view import not_modelled_words, show
 
@@ -93,13 +99,14 @@ def print_calibration(calibration: Calibration, files: CalibrationFiles, stream:
         parts.append(Text(words))
     parts += [Text("\nThe worst points", style="bold"), _worst(calibration)]
     show(parts, stream)
-    path = shlex.quote(str(files.profile))
-    stream.write(
-        f"\nprofile    {files.profile}\nresiduals  {files.residuals}\n"
-        f"use it     runner plan STUDY.yaml --set engine.profile={path}\n"
-        f"           runner predict STUDY.yaml --params NAME=VALUE,... "
-        f"--set engine.profile={path}\n"
-    )
+    stream.write(f"\nprofile    {files.profile}\nresiduals  {files.residuals}\n")
+    if not any(_is_bad(error) for error in calibration.errors):
+        path = shlex.quote(str(files.profile))
+        stream.write(
+            f"use it     runner plan STUDY.yaml --set engine.profile={path}\n"
+            f"           runner predict STUDY.yaml --params NAME=VALUE,... "
+            f"--set engine.profile={path}\n"
+        )
 
 
 def _errors(calibration: Calibration) -> Table:
@@ -169,19 +176,29 @@ def _kept_words(calibration: Calibration) -> Iterator[str]:
             by_reason.setdefault(each.reason or "", []).append(each.parameter.name)
     for reason, names in by_reason.items():
         yield f"Not identified, kept as before ({reason}): {', '.join(names)}."
+    if not knows_ranks_factor(calibration.evidence):
+        yield (
+            f"Not fitted: {RANKS_FACTOR}. No server of one GPU without CUDA graphs was measured, "
+            "so host.eager_layer_s stands for both."
+        )
+    if absent := absent_from(calibration.start):
+        yield (
+            "Not fitted, for the profile has 0 there, which says that the effect is not there: "
+            f"{', '.join(absent)}."
+        )
 
 
 def _warnings(calibration: Calibration) -> Iterator[str]:
     """Where the fit is not to be trusted, or has made something worse."""
     for each in calibration.errors:
-        off = each.after if each.left_out is None else each.left_out
-        if each.quantity is Quantity.THROUGHPUT and off > TOO_FAR:
+        off = _final(each)
+        if _is_bad(each) and off > TOO_FAR:
             yield (
                 f"The model does not explain these trials: throughput is {off:.0%} off after the "
                 "fit. Do not use this profile; the machine, or its emulation, did something that "
                 "the model does not know."
             )
-        if each.quantity is Quantity.THROUGHPUT and off >= each.before:
+        if _is_bad(each) and off >= each.before:
             seen = "" if each.left_out is None else " for settings it has not seen"
             yield (
                 f"No better than the profile it started from: throughput is {off:.1%} off{seen}, "
@@ -198,6 +215,17 @@ def _warnings(calibration: Calibration) -> Iterator[str]:
     worse = [NAMES[e.quantity] for e in calibration.errors if e.after > e.before + LEAST_CHANGE]
     if worse:
         yield f"Further off than before, for the sake of the others: {', '.join(worse)}."
+
+
+def _is_bad(error: QuantityErrors) -> bool:
+    """Whether a profile with this error had better not be used."""
+    off = _final(error)
+    return error.quantity is Quantity.THROUGHPUT and (off > TOO_FAR or off >= error.before)
+
+
+def _final(error: QuantityErrors) -> float:
+    """Of settings that the fit has not seen, as far as there are any."""
+    return error.after if error.left_out is None else error.left_out
 
 
 def _start_words(calibration: Calibration) -> str:

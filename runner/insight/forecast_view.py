@@ -27,6 +27,10 @@ SILENT_S = 1.0  # what takes less needs no progress
 LINE_EVERY_S = 5.0  # where nothing can be overwritten
 REDRAW_S = 0.2
 LEAST_GAIN = 0.03  # a smaller share says nothing of the time that is left
+CUT_OFF_WORDS = (
+    "Outputs are so long that rungs were cut off before they ended: their throughput may be far "
+    "too low. Predict with shorter ones: --set workload.output_tokens=..."
+)
 LARGE = 0.1  # a share by which it matters how a load began
 PROTOCOL_WORDS = {
     LoadProtocol.CLOSED_LOOP: "closed loop",
@@ -99,7 +103,7 @@ def print_prediction(
     if prediction.not_modelled:
         sentences.append(Text(not_modelled_words(prediction.not_modelled), style="yellow"))
     if prediction.is_cut_off:
-        sentences.append(Text("Outputs are so long that rungs were cut off before they ended."))
+        sentences.append(Text(CUT_OFF_WORDS, style="yellow"))
     show([title, _rung_table(prediction), *sentences], stream)
 
 
@@ -195,5 +199,6 @@ def _start_words(prediction: Prediction) -> Iterator[str]:
                 f"At C={rung.level:g} it depends on how the load began: {format_number(together)} "
                 f"tokens/s where all streams begin together, as in most benchmarks, "
                 f"{format_number(apart)} where they begin one after another, as a study begins "
-                "them. Replies of uneven lengths forget it, as traffic does."
+                "them. Replies of uneven lengths, as in traffic, forget it: expect the latter, or "
+                "less."
             )

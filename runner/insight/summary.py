@@ -11,6 +11,7 @@ from runner.insight.gpu_words import moved_words
 from runner.insight.power_words import power_words
 from runner.insight.ranking import Ranking, Setting, rank
 from runner.insight.server_words import server_words
+from runner.insight.start_words import start_words
 from runner.insight.words import format_number, format_value
 from runner.label import setting_label
 from runner.launch import plan_launch
@@ -266,7 +267,7 @@ def _verdict(
     yield _noise_words(ranking)
     yield from _unlike_words(ranking)
     yield from _unconfirmed_words(ranking, results)
-    yield from _metastable_words(ranking, settings)
+    yield from start_words(ranking, settings)
     yield from _notes(ranking, results)
     yield from server_words(ranking)
 
@@ -333,24 +334,6 @@ def _unconfirmed_words(ranking: Ranking, results: Sequence[TrialResult]) -> Iter
                 f"again it was {again[-1].outcome} (#{again[-1].number}). Before you choose, put "
                 "right what its reason says and measure it again."
             )
-
-
-def _metastable_words(ranking: Ranking, settings: StudySettings) -> Iterable[str]:
-    """For the settings whose throughput was seen to depend on how their load began."""
-    concurrency, law = ranking.objectives[0].concurrency, settings.workload.output_tokens
-    unsteady = [(s, [r for r in s.rungs_at(concurrency) if r.metastable]) for s in ranking.measured]
-    for setting, rungs in unsteady:
-        if rates := [r.output_throughput for rung in rungs for r in rung.restarts]:
-            low, high = format_number(min(rates)), format_number(max(rates))
-            yield (
-                f"#{setting.number} is metastable: {low} to {high} tokens/s at C={concurrency:g}, "
-                "depending on how its load began."
-            )
-    if law.kind == "fixed" and any(rungs for _, rungs in unsteady):
-        yield (
-            "Replies of equal length stay together as they began; uneven ones part again, as in "
-            f"traffic: workload.output_tokens: {{uniform: [{law.a * 0.5:.0f}, {law.a * 1.5:.0f}]}}."
-        )
 
 
 def _notes(ranking: Ranking, results: Sequence[TrialResult]) -> Iterable[str]:

@@ -13,6 +13,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from runner.forecast.setting import not_modelled
+from runner.insight.forecast_view import not_modelled_words
 from runner.insight.live import (
     Event,
     LaunchPhase,
@@ -29,6 +31,8 @@ from runner.insight.live import (
     duration_words,
 )
 from runner.insight.words import format_number
+from runner.settings import StudySettings
+from runner.trial import EngineKind
 
 PROGRESS_INTERVAL_S = 10.0
 REFRESH_PER_SECOND = 4
@@ -117,7 +121,7 @@ def event_line(event: Event, session: Session, now_s: float) -> str:
     match event:
         case StudyStarted(settings, results):
             verb = "continues" if results else "starts"
-            return f"{settings.name} {verb}: {session.progress.words}"
+            return f"{settings.name} {verb}: {session.progress.words}{_unmodelled(settings)}"
         case LaunchPhase(launch, phase):
             is_same = before is not None and (before.number, before.phase) == (launch, phase)
             return "" if is_same else f"launch {launch}: {phase}"
@@ -137,6 +141,14 @@ def event_line(event: Event, session: Session, now_s: float) -> str:
             return f"{state}: {_progress_words(session, None)}"
         case Note(text):
             return text
+
+
+def _unmodelled(settings: StudySettings) -> str:
+    """Which names mean nothing to a model that stands in for SGLang; empty where it knows all."""
+    if settings.engine.kind is EngineKind.SGLANG:
+        return ""
+    names = not_modelled((*settings.engine.args, *(each.name for each in settings.parameters)))
+    return f"\n{not_modelled_words(names)}" if names else ""
 
 
 def session_picture(session: Session, now_s: float) -> RenderableType:

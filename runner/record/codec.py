@@ -73,6 +73,8 @@ def _decode(kind: Any, value: Json, where: str) -> object:  # noqa: ANN401 - any
     if origin is not None and issubclass(origin, Mapping) and isinstance(value, dict):
         return {key: _decode(arguments[1], item, _dot(where, key)) for key, item in value.items()}
     if isinstance(kind, type) and issubclass(kind, StrEnum) and isinstance(value, str):
+        if value not in list(kind):
+            raise ValueError(f"{where or 'the value'} is {value!r}, expected {' or '.join(kind)}")
         return kind(value)
     if kind is object or _is_plain(kind, value):
         return value

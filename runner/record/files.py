@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
@@ -54,7 +55,10 @@ def write_json(path: Path, document: Mapping[str, object], indent: int | None = 
 def read_json(path: Path, remedy: str) -> dict[str, Json]:
     """Read a JSON object. Raises FileNotFoundError, or StudyError that ends with `remedy`."""
     try:
-        document = json.loads(path.read_bytes())
+        document = json.loads(
+            path.read_bytes(), parse_constant=_finite, parse_float=_finite, parse_int=_whole
+        )
+        json.dumps(document, ensure_ascii=False).encode()  # half a character is none
     except FileNotFoundError:
         raise
     except (OSError, ValueError, RecursionError) as error:
@@ -75,3 +79,15 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _finite(text: str) -> float:
+    value = float(text)
+    if not math.isfinite(value):
+        raise ValueError(f"{text} is no finite number")
+    return value
+
+
+def _whole(text: str) -> int:
+    _finite(text)
+    return int(text)

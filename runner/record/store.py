@@ -230,7 +230,7 @@ class StudyStore:
         if document is None:
             return None
         report = document.get("report")
-        spec = _decode(LaunchSpec, document.get("spec"), path, ONLY_SHOWN)
+        spec = _decode(LaunchSpec, document.get("spec", {}), path, ONLY_SHOWN)
         shown = None if report is None else _decode(LaunchReport, report, path, ONLY_SHOWN)
         return spec, shown
 

@@ -8,6 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from runner.machine.profile import profile_names
 from runner.settings import (
     LATENCIES,
     METRIC_DIRECTIONS,
@@ -86,7 +87,10 @@ def _engine(section: EngineSection, mistakes: Mistakes, folder: Path | None) -> 
     if kind is EngineKind.SGLANG and section.model is None:
         mistakes.add("engine.model", "missing; engine sglang needs the model's path or name")
     if kind is not EngineKind.SGLANG and section.profile is None:
-        text = f"missing; engine {kind} needs a hardware profile, e.g. rtx-pro-6000-x8-kimi-k2.6"
+        names = ", ".join(profile_names())
+        text = (
+            f"missing; engine {kind} needs a hardware profile: {names}, or a path to a .yaml file"
+        )
         mistakes.add("engine.profile", text)
     profile = _home(section.profile)
     if profile is not None and profile.endswith(".yaml") and folder is not None:

@@ -319,6 +319,7 @@ def test_a_fit_that_explains_nothing_or_spoils_something_says_so(
     assert "Further off than before, for the sake of the others: throughput, TTFT (mean)" in told
     assert "throughput is 90.0% off for settings it has not seen, 10.0% before." in told
     assert "can well be off" not in told
+    assert "use it" not in told
 
 
 def test_a_number_that_cannot_be_is_told(clean: Calibration, tmp_path: Path) -> None:
@@ -333,6 +334,19 @@ def test_a_number_that_cannot_be_is_told(clean: Calibration, tmp_path: Path) -> 
     print_calibration(replace(clean, parameters=bent), CalibrationFiles(tmp_path), stream)
     told = " ".join(stream.getvalue().split())
     assert "gpu.bandwidth_bytes_per_s is 2 times what it was, more than it can well be off" in told
+
+
+def test_effects_that_the_profile_says_are_not_there_are_named(
+    clean: Calibration, tmp_path: Path
+) -> None:
+    host = replace(clean.start.host, collective_s=0.0, exchange_s=0.0)
+    stream = io.StringIO()
+    without = replace(clean, start=replace(clean.start, host=host))
+    print_calibration(without, CalibrationFiles(tmp_path), stream)
+    told = " ".join(stream.getvalue().split())
+    assert "the effect is not there: " in told
+    assert "host.exchange_s, host.collective_s" in told
+    assert "use it runner plan" in told
 
 
 def test_a_person_reads_what_was_found(clean: Calibration, tmp_path: Path) -> None:

@@ -7,13 +7,20 @@ from dataclasses import replace
 
 import pytest
 
-from runner.calibration.points import MODEL_DEVIATION, Evidence, Quantity, StudyRecord, evidence_of
+from runner.calibration.points import (
+    MODEL_DEVIATION,
+    Evidence,
+    Quantity,
+    StudyRecord,
+    evidence_of,
+    knows_ranks_factor,
+)
 from runner.calibration.starts import fit_starts, with_idle
 from runner.cluster.executor import LaunchReport
 from runner.errors import ConfigError
 from runner.machine.shape import shape_of, start_phases
 from runner.measure.idle import IdleGpu
-from runner.trial import LaunchSpec, Outcome, TrialLengths, TrialResult
+from runner.trial import LaunchSpec, Outcome, Params, TrialLengths, TrialResult
 from tests.calibrating import (
     SETTINGS,
     START,
@@ -84,6 +91,35 @@ def test_what_counts() -> None:
     found = evidence(trials)
     assert {point.trial for point in found.points} == {0, 1}
     assert len([point for point in found.points if point.trial == 1]) == 4
+
+
+def test_a_setting_of_which_no_rung_counts_is_none() -> None:
+    cut = tuple(replace(each, valid=False) for each in measured_rungs(SETTINGS[1]))
+    found = evidence([measured_trial(0, GRAPH), measured_trial(1, SETTINGS[1], rungs=cut)])
+    assert (len(found.settings), found.trials) == (1, 1)
+    found = evidence([measured_trial(1, SETTINGS[1], rungs=cut), measured_trial(2, GRAPH)])
+    assert {point.cell.setting for point in found.points} == {0}
+
+
+@pytest.mark.parametrize(
+    ("shapes", "is_known"),
+    [
+        ([{"tp_size": 2}, {}], False),
+        ([{"tp_size": 2, "cuda_graph": False}, {}], False),
+        ([{"tp_size": 2}, {"cuda_graph": False}], True),
+        ([{"cuda_graph": False}, {}], True),
+        ([{}], True),
+    ],
+)
+def test_several_ranks_are_compared_with_one_that_is_eager(
+    shapes: list[Params], is_known: bool
+) -> None:
+    """Where nothing has several ranks their factor is kept for that reason."""
+    study = small_study()
+    study = replace(study, hardware=replace(study.hardware, gpus=2))
+    rungs = measured_rungs(GRAPH)
+    trials = [measured_trial(n, {**GRAPH, **each}, rungs=rungs) for n, each in enumerate(shapes)]
+    assert knows_ranks_factor(evidence_of(START, StudyRecord(study, tuple(trials)))) is is_known
 
 
 def test_an_unfair_rung_and_missing_power_are_left_out() -> None:

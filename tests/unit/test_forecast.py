@@ -174,6 +174,18 @@ def test_very_long_outputs_are_cut_off() -> None:
     assert sample.tpot_s > 0
 
 
+@pytest.mark.parametrize(("tokens", "is_cut_off"), [(12, False), (20_000, True)])
+def test_of_loads_that_are_cut_off_nothing_is_said_of_their_start(
+    tokens: int, is_cut_off: bool
+) -> None:
+    """Streams that had no time to begin as in a study would show a difference that is none."""
+    settings = with_workload(STUDY, output_tokens=Lengths.fixed(tokens))
+    found = predict(settings, PP8, seeds=1)
+    assert found.is_cut_off is is_cut_off
+    assert (found.rungs[-1].together is None) is is_cut_off
+    assert ("is_cut_off" in prediction_document(found)) is is_cut_off
+
+
 def test_a_burst_runs_to_its_end_whatever_it_costs() -> None:
     lengths = Lengths("uniform", 50, 400)
     settings = with_workload(STUDY, protocol=LoadProtocol.BURST, output_tokens=lengths)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from runner.config import complete, diff, dump, parse_study
 from runner.errors import ConfigError
-from runner.lengths import law_words, scaled, written_mean
+from runner.lengths import is_narrow, law_words, scaled, written_mean
 from runner.settings import StudySettings
 from runner.trial import Arrivals, Lengths
 from tests.study_samples import DOCUMENT, refused
@@ -129,3 +129,20 @@ def test_arrivals_are_of_open_loops_alone() -> None:
     assert isinstance(stored["workload"], dict)
     del stored["workload"]["arrivals"]
     assert diff(complete(stored), dump(of(**ladder))) == []
+
+
+@pytest.mark.parametrize(
+    ("law", "expected"),
+    [
+        (Lengths.fixed(128), True),
+        (Lengths("uniform", 128, 128), True),
+        (Lengths("uniform", 112, 144), True),
+        (Lengths("uniform", 96, 160), False),
+        (Lengths("normal", 128, 6), True),
+        (Lengths("normal", 128, 40), False),
+        (Lengths("recorded", values=(128, 128, 130)), True),
+        (Lengths("recorded", values=(20, 128, 400)), False),
+    ],
+)
+def test_laws_whose_replies_end_together(law: Lengths, expected: bool) -> None:
+    assert is_narrow(law) is expected

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 from rich.console import Console
@@ -20,7 +20,7 @@ from runner.insight.live import (
     duration_words,
 )
 from runner.insight.terminal import PlainView, RichView, session_picture, view_for
-from runner.trial import Outcome
+from runner.trial import EngineKind, Outcome
 from tests.samples import PARAMS, make_result, make_rung, make_settings
 
 START = StudyStarted(make_settings(), (), "runner tune demo.yaml")
@@ -44,6 +44,19 @@ def plain_lines(*events: Event) -> list[str]:
         view.handle(event)
     view.close()
     return stream.getvalue().splitlines()
+
+
+def test_names_that_the_model_does_not_know_are_told_where_it_stands_in_for_sglang() -> None:
+    known = make_settings()
+    simulated = replace(known.engine, kind=EngineKind.SIMULATED, args={"pp_async_depth": 4})
+    for engine, expected in (
+        (known.engine, []),
+        (replace(simulated, kind=EngineKind.SGLANG), []),
+        (simulated, ["Not modelled, so without effect on these numbers: pp_async_depth."]),
+    ):
+        first, *others = plain_lines(StudyStarted(replace(known, engine=engine), (), "runner tune"))
+        assert first == "demo starts: 0 of 20 trials done"
+        assert others == expected
 
 
 def test_a_trial_in_plain_lines() -> None:

@@ -321,13 +321,20 @@ def test_the_best_value_stands_with_its_interval() -> None:
 def test_a_setting_that_depends_on_its_start_is_called_metastable() -> None:
     rung = claimed_rung(315.0, 12.0, probe=271.0)
     text = printed([make_result(0, 312.0), make_result(1, 315.0, repeat_of=0, rungs=(rung,))])
-    words = "#0 is metastable: 271 to 315 tokens/s at C=32, depending on how its load began."
+    words = (
+        "#0 is metastable: at C=32 271 tokens/s begun together, 315 to 315 begun one after another."
+    )
     assert words in joined(text)
 
 
 @pytest.mark.parametrize(
     ("law", "advised"),
-    [(Lengths.fixed(128), "{uniform: [64, 192]}"), (Lengths("uniform", 64, 192), None)],
+    [
+        (Lengths.fixed(128), "{uniform: [64, 192]}"),
+        (Lengths.fixed(1), "{uniform: [1, 2]}"),
+        (Lengths("uniform", 120, 136), "{uniform: [64, 192]}"),
+        (Lengths("uniform", 64, 192), None),
+    ],
 )
 def test_who_has_equal_replies_is_told_that_uneven_ones_forget_their_start(
     law: Lengths, advised: str | None
@@ -337,8 +344,19 @@ def test_who_has_equal_replies_is_told_that_uneven_ones_forget_their_start(
     settings = replace(STUDY, workload=replace(STUDY.workload, output_tokens=law))
     text = joined(printed(results, settings))
     assert "is metastable" in text
-    assert ("Replies of equal length" in text) is (advised is not None)
+    assert ("Replies of like length" in text) is (advised is not None)
     assert f"workload.output_tokens: {advised}." in text or advised is None
+
+
+def test_restarts_that_differ_by_themselves_are_not_blamed_on_their_start() -> None:
+    claimed = claimed_rung(315.0, 12.0, probe=300.0)
+    rates = (271.0, 300.0, 330.0, 310.0)  # the second is the one whose streams began together
+    pairs = zip(claimed.restarts, rates, strict=True)
+    restarts = tuple(replace(each, output_throughput=rate) for each, rate in pairs)
+    again = make_result(1, 315.0, repeat_of=0, rungs=(replace(claimed, restarts=restarts),))
+    text = joined(printed([make_result(0, 312.0), again]))
+    assert "#0 is metastable: at C=32 its restarts made 271 to 330 tokens/s, further apart" in text
+    assert "Replies of like length" not in text
 
 
 def test_every_claimed_setting_stands_with_its_interval() -> None:

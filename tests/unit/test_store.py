@@ -569,6 +569,11 @@ def test_a_finished_trial_is_never_rewritten(store: StudyStore) -> None:
         ("[]", "damaged"),
         ('{"number": 7}', "lacks name, params, resolved, outcome, reason"),
         ('{"number": "7"}', "number is '7', expected int"),
+        ('{"values": [NaN]}', "NaN is no finite number"),
+        ('{"values": [1e400]}', "1e400 is no finite number"),
+        ('{"values": [1%s]}' % ("0" * 400), "0000 is no finite number"),
+        ('{"reason": "\\ud800"}', "surrogates not allowed"),
+        ('{"outcome": "splendid"}', "outcome is 'splendid', expected complete or"),
         ('{"schema_version": 2}', "schema_version 2, this runner knows 1"),
     ],
 )
@@ -578,6 +583,16 @@ def test_a_damaged_result_is_named(store: StudyStore, content: str, why: str) ->
     (folder / "result.json").write_text(content)
     with pytest.raises(StudyError, match=rf"0007/result\.json .*{why}"):
         store.results()
+
+
+def test_a_launch_file_without_its_launch_is_named(store: StudyStore) -> None:
+    folder = store.launch_folder(3)
+    folder.mkdir(parents=True)
+    (folder / "launch.json").write_text("{}")
+    with pytest.raises(
+        StudyError, match=r"0003/launch\.json is damaged \(the document lacks number, key"
+    ):
+        store.read_launch(3)
 
 
 # --- a disk that is full --------------------------------------------------------------------

@@ -28,7 +28,7 @@ def test_a_name_that_is(name: str) -> None:
     [
         (
             ["engine.profile="],
-            "missing; engine emulated needs a hardware profile, e.g. rtx-pro-6000-x8-kimi-k2.6",
+            "missing; engine emulated needs a hardware profile: cpu-blocking-pp2, h200",
         ),
         (
             ["engine.profile=", "engine.kind=simulated"],
