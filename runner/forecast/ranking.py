@@ -217,20 +217,30 @@ def rank(
     baselines: Sequence[PlannedSetting],
     top: int,
 ) -> list[PlannedSetting]:
-    """The best cap of the `top` best layouts, best first; simulates them and the baselines."""
+    """The best cap of the `top` best layouts, best first; simulates them and the baselines.
+
+    Of caps that the closed form cannot tell apart the highest is simulated, too: slots that have
+    room let requests fall into step, which only a simulation shows.
+    """
     objective = [forecaster.objective_level]
     forecaster.estimate(candidates)
     found = forecaster.ordered(candidates)
     leaders = best_of_each(found)[:top]
     chosen = {id(planned) for planned in leaders}
     spare = [planned for planned in found if id(planned) not in chosen][:SPARE]
-    forecaster.simulate([*baselines, *leaders, *spare], objective, 1)
-    best = best_of_each(forecaster.ordered([*leaders, *spare]))[:top]
+    alike = lookalikes(forecaster, leaders, candidates)
+    tried = [*leaders, *spare, *(max(each, key=_cap) for each in alike if each)]
+    forecaster.simulate([*baselines, *tried], objective, 1)
+    best = best_of_each(forecaster.ordered(tried))[:top]
     forecaster.simulate([*baselines, *best], objective, SEEDS)
     best = forecaster.ordered(best)
     others = [level for level in ladder if level not in objective]
     forecaster.simulate([*baselines, *best], others, 1)
     return best
+
+
+def _cap(planned: PlannedSetting) -> int:
+    return planned.cap
 
 
 def best_of_each(ordered: Iterable[PlannedSetting]) -> list[PlannedSetting]:

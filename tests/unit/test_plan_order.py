@@ -9,6 +9,7 @@ import pytest
 
 from runner.forecast.order import best_first, same_rows
 from runner.forecast.plan import make_plan
+from runner.forecast.predict import predict
 from runner.forecast.prediction import Basis, Prediction, RungPrediction
 from runner.forecast.ranking import Ranked
 from runner.forecast.setting import PlannedSetting, plan_setting, study_profile
@@ -16,8 +17,8 @@ from runner.insight.forecast_view import print_prediction
 from runner.insight.plan_view import print_plan
 from runner.machine.profile import load_profile
 from runner.settings import Choices, Direction, StudySettings
-from runner.trial import LoadProtocol, Params
-from tests.forecasting import DEPTH, small_study
+from runner.trial import Lengths, LoadProtocol, Params
+from tests.forecasting import CAP, DEPTH, small_study, with_workload
 
 STUDY = small_study()
 LLAMA = replace(
@@ -105,3 +106,21 @@ def test_profiles_that_say_nothing_were_measured_whole() -> None:
     stream = io.StringIO()
     print_plan(make_plan(STUDY, top=1), stream)
     assert "was measured with servers" not in stream.getvalue()
+
+
+def test_of_caps_that_the_closed_form_cannot_tell_apart_the_best_is_found() -> None:
+    """Three slots under equal replies: 24 each hold all, but 64 let requests fall into step."""
+    caps = Choices(CAP, (22, 24, 28, 64))
+    settings = replace(
+        LLAMA,
+        hardware=replace(LLAMA.hardware, gpus=2),
+        engine=replace(LLAMA.engine, args={"max_running_requests": 128}),
+        parameters=(Choices("pp_size", (2,)), Choices(DEPTH, (1,)), caps),
+        objectives=(replace(LLAMA.objectives[0], concurrency=64),),
+    )
+    lengths = {"prompt_tokens": Lengths.fixed(256), "output_tokens": Lengths.fixed(128)}
+    settings = with_workload(settings, concurrency=(64,), **lengths)
+    (best,) = make_plan(settings, top=1).ranking
+    assert best.planned.cap == 64
+    narrow = predict(settings, {**best.planned.params, CAP: 24}, seeds=3)
+    assert best.objective > 1.04 * narrow.rungs[0].output_throughput
