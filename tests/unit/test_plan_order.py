@@ -16,7 +16,7 @@ from runner.forecast.setting import PlannedSetting, plan_setting, study_profile
 from runner.insight.forecast_view import print_prediction
 from runner.insight.plan_view import print_plan
 from runner.machine.profile import load_profile
-from runner.settings import Choices, Direction, StudySettings
+from runner.settings import Choices, Direction, IntRange, StudySettings
 from runner.trial import Lengths, LoadProtocol, Params
 from tests.forecasting import CAP, DEPTH, small_study, with_workload
 
@@ -110,7 +110,7 @@ def test_profiles_that_say_nothing_were_measured_whole() -> None:
 
 def test_of_caps_that_the_closed_form_cannot_tell_apart_the_best_is_found() -> None:
     """Three slots under equal replies: 24 each hold all, but 64 let requests fall into step."""
-    caps = Choices(CAP, (22, 24, 28, 64))
+    caps = IntRange(CAP, 22, 64)
     settings = replace(
         LLAMA,
         hardware=replace(LLAMA.hardware, gpus=2),
