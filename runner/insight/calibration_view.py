@@ -21,6 +21,7 @@ from runner.calibration.files import CalibrationFiles, point_documents
 from runner.calibration.parameters import RANKS_FACTOR, absent_from
 from runner.calibration.points import Quantity, knows_ranks_factor
 from runner.calibration.verdict import Verdict
+from runner.forecast.predict import remembers_start
 from runner.insight.forecast_view import not_modelled_words, show
 
 PADDING = (0, 2, 0, 0)
@@ -212,6 +213,12 @@ def _warnings(calibration: Calibration) -> Iterator[str]:
                 "than it can well be off: something that the model does not know has bent it, so "
                 "the profile may mislead beyond these settings."
             )
+    if alike := [each.name for each in calibration.evidence.studies if remembers_start(each)]:
+        yield (
+            f"Replies of {', '.join(alike)} are of like length, so times to the first token depend "
+            "on which requests fall into step: numbers that they decide (host.http_s, "
+            "host.accept_s) may be bent. Studies of uneven replies tell more."
+        )
     worse = [NAMES[e.quantity] for e in calibration.errors if e.after > e.before + LEAST_CHANGE]
     if worse:
         yield f"Further off than before, for the sake of the others: {', '.join(worse)}."

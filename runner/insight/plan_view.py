@@ -13,6 +13,7 @@ from runner.forecast.findings import Finding
 from runner.forecast.order import best_first, same_rows
 from runner.forecast.own_lengths import OwnLengths
 from runner.forecast.plan import StudyPlan
+from runner.forecast.predict import remembers_start
 from runner.forecast.prediction import Basis
 from runner.forecast.ranking import SEEDS, Ranked
 from runner.insight.forecast_view import (
@@ -81,6 +82,12 @@ def _model(plan: StudyPlan) -> Iterator[Text]:
     unmeasured = unmeasured_words(plan.settings, max(sizes, default=1))
     if unmeasured is not None:
         yield Text(unmeasured, style="yellow")
+    if remembers_start(plan.settings):
+        yield Text(
+            "Replies of like length keep the order in which a load began, here one after another; "
+            "runner predict says what a setting makes where all begin together.",
+            style="dim",
+        )
     if plan.not_modelled:
         yield Text(not_modelled_words(plan.not_modelled), style="yellow")
 

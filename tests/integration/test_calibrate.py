@@ -24,7 +24,7 @@ from runner.errors import ConfigError
 from runner.insight.calibration_view import print_calibration
 from runner.machine.profile import load_profile
 from runner.record.store import StudyStore
-from runner.trial import TrialResult
+from runner.trial import Lengths, TrialResult
 from tests.calibrating import (
     DOCUMENT,
     SETTINGS,
@@ -334,6 +334,19 @@ def test_a_number_that_cannot_be_is_told(clean: Calibration, tmp_path: Path) -> 
     print_calibration(replace(clean, parameters=bent), CalibrationFiles(tmp_path), stream)
     told = " ".join(stream.getvalue().split())
     assert "gpu.bandwidth_bytes_per_s is 2 times what it was, more than it can well be off" in told
+
+
+def test_replies_of_like_length_are_told(clean: Calibration, tmp_path: Path) -> None:
+    def told_of(law: Lengths) -> str:
+        (study,) = clean.evidence.studies
+        work = replace(study.workload, output_tokens=law)
+        evidence = replace(clean.evidence, studies=(replace(study, workload=work),))
+        stream = io.StringIO()
+        print_calibration(replace(clean, evidence=evidence), CalibrationFiles(tmp_path), stream)
+        return " ".join(stream.getvalue().split())
+
+    assert "Replies of one-gpu are of like length" in told_of(Lengths.fixed(32))
+    assert "are of like length" not in told_of(Lengths("uniform", 16, 48))
 
 
 def test_effects_that_the_profile_says_are_not_there_are_named(

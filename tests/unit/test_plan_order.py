@@ -124,3 +124,13 @@ def test_of_caps_that_the_closed_form_cannot_tell_apart_the_best_is_found() -> N
     assert best.planned.cap == 64
     narrow = predict(settings, {**best.planned.params, CAP: 24}, seeds=3)
     assert best.objective > 1.04 * narrow.rungs[0].output_throughput
+
+
+@pytest.mark.parametrize(
+    ("law", "is_told"), [(Lengths.fixed(12), True), (Lengths("uniform", 6, 18), False)]
+)
+def test_a_plan_says_how_its_loads_begin_where_that_lasts(law: Lengths, is_told: bool) -> None:
+    stream = io.StringIO()
+    print_plan(make_plan(with_workload(STUDY, output_tokens=law), top=1), stream)
+    words = "Replies of like length keep the order in which a load began"
+    assert (words in " ".join(stream.getvalue().split())) is is_told
