@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import TypeAlias
 
 from runner.expression import Expression
+from runner.lengths import is_narrow
 from runner.trial import Arrivals, EngineKind, Lengths, LoadProtocol, Params, ParamValue
 
 
@@ -136,6 +137,12 @@ class Workload:
     def ladder(self) -> tuple[float, ...]:
         """The rungs: rates for open_loop, else concurrencies; the other one is empty."""
         return self.rate or self.concurrency
+
+    @property
+    def remembers_start(self) -> bool:
+        """Whether streams that begin together stay so: those of a closed loop of like replies."""
+        is_loop = self.protocol is LoadProtocol.CLOSED_LOOP and max(self.ladder) > 1
+        return is_loop and is_narrow(self.output_tokens)
 
 
 @dataclass(frozen=True, slots=True)

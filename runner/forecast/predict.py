@@ -10,11 +10,10 @@ from runner.forecast.estimate import Estimator
 from runner.forecast.prediction import Basis, Prediction
 from runner.forecast.setting import not_modelled, plan_setting, study_profile
 from runner.forecast.simulate import Effort, Job, Sample, combine, make_job, run_jobs
-from runner.lengths import is_narrow
 from runner.machine.shape import Refusal
 from runner.plans import at_lengths
 from runner.settings import StudySettings
-from runner.trial import LoadProtocol, LoadStart, Params, TrialLengths
+from runner.trial import LoadStart, Params, TrialLengths
 
 EFFORT = Effort(lives=3.0, most_work=1.2e6, start=LoadStart.GRADUAL)
 AT_ONCE = replace(EFFORT, start=LoadStart.TOGETHER)
@@ -58,35 +57,32 @@ def predict(
 
     jobs: list[Job] = [job for level in ladder for job in jobs_at(level, EFFORT)]
     is_cut_off = any(job.is_cut_off for job in jobs)
-    if remembers_start(settings) and not is_cut_off:
-        jobs += jobs_at(max(ladder), AT_ONCE)
-    total, done = sum(job.work for job in jobs), 0.0
+    highest = max(ladder)
+    has_other_start = settings.workload.remembers_start and not is_cut_off
+    at_once = jobs_at(highest, AT_ONCE) if has_other_start else []
+    total, done = sum(job.work for job in (*jobs, *at_once)), 0.0
 
     def note(work: float) -> None:
         nonlocal done
         done += work
         on_progress(Progress(done, total))
 
-    samples: list[Sample] = run_jobs(jobs, note)
-    seen = [samples[place : place + seeds] for place in range(0, len(samples), seeds)]
-    rungs = [combine(level, of_rung) for level, of_rung in zip(ladder, seen, strict=False)]
-    for of_rung in seen[len(ladder) :]:
-        together = median(sample.output_throughput for sample in of_rung)
-        highest = ladder.index(max(ladder))
-        rungs[highest] = replace(rungs[highest], together=together)
+    samples: list[Sample] = run_jobs([*jobs, *at_once], note)
+    rungs = tuple(
+        combine(level, samples[place * seeds : (place + 1) * seeds])
+        for place, level in enumerate(ladder)
+    )
+    if at_once:
+        together = median(sample.output_throughput for sample in samples[len(jobs) :])
+        rungs = tuple(
+            replace(rung, together=together) if rung.level == highest else rung for rung in rungs
+        )
     return Prediction(
         protocol=settings.workload.protocol,
         output_tokens=estimator.output.mean,
         basis=Basis.SIMULATION,
-        rungs=tuple(rungs),
+        rungs=rungs,
         seeds=seeds,
         is_cut_off=is_cut_off,
         not_modelled=not_modelled((*settings.engine.args, *params)),
     )
-
-
-def remembers_start(settings: StudySettings) -> bool:
-    """Whether streams that begin together stay so: those of a closed loop of like replies."""
-    work = settings.workload
-    is_loop = work.protocol is LoadProtocol.CLOSED_LOOP and max(work.ladder) > 1
-    return is_loop and is_narrow(work.output_tokens)

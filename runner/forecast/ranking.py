@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from runner.forecast.equivalence import load_key, may_be_near, near
 from runner.forecast.estimate import Estimator
@@ -229,7 +230,7 @@ def rank(
     chosen = {id(planned) for planned in leaders}
     spare = [planned for planned in found if id(planned) not in chosen][:SPARE]
     alike = lookalikes(forecaster, leaders, candidates)
-    tried = [*leaders, *spare, *(max(each, key=_cap) for each in alike if each)]
+    tried = [*leaders, *spare, *(max(each, key=attrgetter("cap")) for each in alike if each)]
     forecaster.simulate([*baselines, *tried], objective, 1)
     best = best_of_each(forecaster.ordered(tried))[:top]
     forecaster.simulate([*baselines, *best], objective, SEEDS)
@@ -237,10 +238,6 @@ def rank(
     others = [level for level in ladder if level not in objective]
     forecaster.simulate([*baselines, *best], others, 1)
     return best
-
-
-def _cap(planned: PlannedSetting) -> int:
-    return planned.cap
 
 
 def best_of_each(ordered: Iterable[PlannedSetting]) -> list[PlannedSetting]:

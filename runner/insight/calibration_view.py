@@ -21,8 +21,8 @@ from runner.calibration.files import CalibrationFiles, point_documents
 from runner.calibration.parameters import RANKS_FACTOR, absent_from
 from runner.calibration.points import Quantity, knows_ranks_factor
 from runner.calibration.verdict import Verdict
-from runner.forecast.predict import remembers_start
-from runner.insight.forecast_view import not_modelled_words, show
+from runner.insight.forecast_view import show
+from runner.insight.words import not_modelled_words
 
 PADDING = (0, 2, 0, 0)
 WORST = 5
@@ -101,7 +101,7 @@ def print_calibration(calibration: Calibration, files: CalibrationFiles, stream:
     parts += [Text("\nThe worst points", style="bold"), _worst(calibration)]
     show(parts, stream)
     stream.write(f"\nprofile    {files.profile}\nresiduals  {files.residuals}\n")
-    if not any(_is_bad(error) for error in calibration.errors):
+    if not any(map(_is_bad, calibration.errors)):
         path = shlex.quote(str(files.profile))
         stream.write(
             f"use it     runner plan STUDY.yaml --set engine.profile={path}\n"
@@ -191,15 +191,15 @@ def _kept_words(calibration: Calibration) -> Iterator[str]:
 
 def _warnings(calibration: Calibration) -> Iterator[str]:
     """Where the fit is not to be trusted, or has made something worse."""
-    for each in calibration.errors:
+    for each in filter(_is_bad, calibration.errors):
         off = _final(each)
-        if _is_bad(each) and off > TOO_FAR:
+        if off > TOO_FAR:
             yield (
                 f"The model does not explain these trials: throughput is {off:.0%} off after the "
                 "fit. Do not use this profile; the machine, or its emulation, did something that "
                 "the model does not know."
             )
-        if _is_bad(each) and off >= each.before:
+        if off >= each.before:
             seen = "" if each.left_out is None else " for settings it has not seen"
             yield (
                 f"No better than the profile it started from: throughput is {off:.1%} off{seen}, "
@@ -213,7 +213,8 @@ def _warnings(calibration: Calibration) -> Iterator[str]:
                 "than it can well be off: something that the model does not know has bent it, so "
                 "the profile may mislead beyond these settings."
             )
-    if alike := [each.name for each in calibration.evidence.studies if remembers_start(each)]:
+    studies = calibration.evidence.studies
+    if alike := [study.name for study in studies if study.workload.remembers_start]:
         yield (
             f"Replies of {', '.join(alike)} are of like length, so times to the first token depend "
             "on which requests fall into step: numbers that they decide (host.http_s, "

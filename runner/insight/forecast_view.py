@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import TextIO
 
 from rich.console import Console, RenderableType
@@ -15,7 +15,7 @@ from runner.forecast.prediction import Prediction, RungPrediction
 from runner.forecast.setting import study_profile
 from runner.insight.live import duration_words
 from runner.insight.output import print_for_people
-from runner.insight.words import format_number
+from runner.insight.words import format_number, not_modelled_words
 from runner.label import setting_label
 from runner.launch import world_size
 from runner.lengths import law_words
@@ -143,11 +143,6 @@ def unmeasured_words(settings: StudySettings, largest: int) -> str | None:
         f"{profile.name} was measured with servers of {size} only. Nothing was measured of larger "
         "ones, so the accuracy above does not hold for them: they are a guess."
     )
-
-
-def not_modelled_words(names: Sequence[str]) -> str:
-    """What the numbers leave out."""
-    return f"Not modelled, so without effect on these numbers: {', '.join(names)}."
 
 
 def level_title(settings: StudySettings) -> str:

@@ -13,7 +13,6 @@ from runner.forecast.findings import Finding
 from runner.forecast.order import best_first, same_rows
 from runner.forecast.own_lengths import OwnLengths
 from runner.forecast.plan import StudyPlan
-from runner.forecast.predict import remembers_start
 from runner.forecast.prediction import Basis
 from runner.forecast.ranking import SEEDS, Ranked
 from runner.insight.forecast_view import (
@@ -21,12 +20,11 @@ from runner.insight.forecast_view import (
     level_title,
     load_words,
     model_words,
-    not_modelled_words,
     show,
     unmeasured_words,
 )
 from runner.insight.live import duration_words
-from runner.insight.words import format_number
+from runner.insight.words import format_number, not_modelled_words
 from runner.label import setting_label
 from runner.launch import CAP, as_int
 from runner.lengths import law_words
@@ -82,7 +80,7 @@ def _model(plan: StudyPlan) -> Iterator[Text]:
     unmeasured = unmeasured_words(plan.settings, max(sizes, default=1))
     if unmeasured is not None:
         yield Text(unmeasured, style="yellow")
-    if remembers_start(plan.settings):
+    if plan.settings.workload.remembers_start:
         yield Text(
             "Replies of like length keep the order in which a load began, here one after another; "
             "runner predict says what a setting makes where all begin together.",

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from runner.insight.ranking import Ranking
 from runner.insight.words import format_number
-from runner.lengths import is_narrow, written_mean
+from runner.lengths import written_mean
 from runner.settings import StudySettings
 from runner.trial import RungResult
 
@@ -22,7 +22,7 @@ def start_words(ranking: Ranking, settings: StudySettings) -> Iterable[str]:
     ]
     for number, rung in found:
         yield f"#{number} is metastable: at C={concurrency:g} {_rates_words(rung)}."
-    if is_narrow(law) and any(_is_apart(rung) for _, rung in found):
+    if settings.workload.remembers_start and any(_is_apart(rung) for _, rung in found):
         low, high = max(1, round(written_mean(law) * 0.5)), round(written_mean(law) * 1.5)
         yield (
             "Replies of like length stay together as they began. Uneven ones part again, as in "

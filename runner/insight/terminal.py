@@ -14,7 +14,6 @@ from rich.table import Table
 from rich.text import Text
 
 from runner.forecast.setting import not_modelled
-from runner.insight.forecast_view import not_modelled_words
 from runner.insight.live import (
     Event,
     LaunchPhase,
@@ -30,7 +29,7 @@ from runner.insight.live import (
     View,
     duration_words,
 )
-from runner.insight.words import format_number
+from runner.insight.words import format_number, not_modelled_words
 from runner.settings import StudySettings
 from runner.trial import EngineKind
 

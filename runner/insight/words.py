@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from runner.settings import Objective
 
 
@@ -25,3 +27,8 @@ def format_value(value: float, objective: Objective) -> str:
         case metric:
             text = f"{metric} {format_number(value)}"
     return f"{text} at C={objective.concurrency:g}"
+
+
+def not_modelled_words(names: Sequence[str]) -> str:
+    """What the numbers leave out."""
+    return f"Not modelled, so without effect on these numbers: {', '.join(names)}."

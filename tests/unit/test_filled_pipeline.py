@@ -80,27 +80,27 @@ def test_the_start_of_a_load_decides_how_fast_a_pipeline_runs(
     together: tuple[float, float] | None,
 ) -> None:
     gradual = rates(run(DENSE, params, LoadStart.GRADUAL))
-    check(gradual[0], first, 0.15)
-    check(fmean(gradual[1:4]), later, 0.15)
+    assert lies(gradual[0], first, 0.15)
+    assert lies(fmean(gradual[1:4]), later, 0.15)
     if together is not None:
-        check(fmean(rates(run(DENSE, params, LoadStart.TOGETHER))), together, 0.1)
+        assert lies(fmean(rates(run(DENSE, params, LoadStart.TOGETHER))), together, 0.1)
 
 
 def test_experts_fall_into_step_for_most_of_a_minute() -> None:
     """Measured: 948, 1076, 1185, 1281, 1384, 1374, 1491, 1483, 1642; once more 867 to 1465."""
     found = rates(run(EXPERTS, pipeline(0), LoadStart.GRADUAL, most_s=60))
-    check(fmean(found[:3]), (969, 1070), 0.1)
-    check(fmean(found[3:6]), (1259, 1346), 0.1)
-    check(fmean(found[6:9]), (1465, 1539), 0.1)
+    assert lies(fmean(found[:3]), (969, 1070), 0.1)
+    assert lies(fmean(found[3:6]), (1259, 1346), 0.1)
+    assert lies(fmean(found[6:9]), (1465, 1539), 0.1)
 
 
 def test_a_cap_of_half_the_streams_keeps_slots_of_experts_from_falling_into_step() -> None:
     """Measured: 777, 874, 1064, 1198, 1100, 1033, 1113, 1119."""
     found = rates(run(EXPERTS, pipeline(0, cap=32), LoadStart.GRADUAL, most_s=60))
-    check(fmean(found[3:8]), (1113, 1113), 0.1)
-    check(fmean(found[8:12]), (1113, 1113), 0.15)
+    assert lies(fmean(found[3:8]), (1113, 1113), 0.1)
+    assert lies(fmean(found[8:12]), (1113, 1113), 0.15)
 
 
-def check(found: float, measured: tuple[float, float], off: float) -> None:
-    """It lies between the least and the most that was measured, or not further off than this."""
-    assert (1 - off) * measured[0] < found < (1 + off) * measured[1]
+def lies(found: float, measured: tuple[float, float], off: float) -> bool:
+    """Between the least and the most that was measured, or not further off than this."""
+    return (1 - off) * measured[0] < found < (1 + off) * measured[1]
