@@ -24,14 +24,12 @@ from runner.machine.scheduler import Limits, Scheduler
 from runner.machine.shape import (
     ResolvedShape,
     ServerShape,
-    StartPhases,
     refusal,
     resolve,
     shape_of,
     slots,
-    start_phases,
 )
-from runner.machine.stage import StageModel
+from runner.machine.stage import Launching, StageModel
 
 __all__ = [
     "BatchReport",
@@ -41,14 +39,12 @@ __all__ = [
     "Profile",
     "ResolvedShape",
     "ServerShape",
-    "StartPhases",
     "Step",
     "Token",
     "refusal",
     "resolve",
     "shape_of",
     "slots",
-    "start_phases",
 ]
 
 
@@ -243,8 +239,9 @@ class Pipeline:
         stages, host = self._stages, self._profile.host
         is_prefill = batch.is_prefill
         requests = batch.new_seqs
-        batch.has_graph = stages.has_graph(requests, is_prefill=is_prefill)
-        cost = stages.cost(batch.tokens, requests, has_graph=batch.has_graph)
+        launching = stages.launching(batch.tokens, is_prefill=is_prefill)
+        batch.has_graph = launching is not Launching.EAGER
+        cost = stages.cost(batch.tokens, requests, launching)
         batch.gpu_s, batch.launch_s, batch.lead = cost.gpu_s, cost.launch_s, cost.lead
         batch.watts = cost.busy_w - self._profile.gpu.server_idle_w
         batch.slow = 1.0 - cost.clock
@@ -281,13 +278,13 @@ class Pipeline:
         host, stages = self._profile.host, self._stages
         seen_s = max(self._free_s, self._arrived_s) + host.schedule_s * noise
         launched_s = seen_s + batch.launch_s[0] * noise
-        # A graph starts when it is launched; eager kernels start while later ones are launched.
-        begin_s = max(launched_s if batch.has_graph else seen_s, self._gpu_s[0])
+        # A graph starts when it is launched; other kernels start while later ones are launched.
+        begin_s = max(launched_s if batch.lead == 1.0 else seen_s, self._gpu_s[0])
         next_launch_s = batch.launch_s[0]
         if batch.is_prefill:
             running = batch.running + batch.new_seqs
-            has_graph = stages.has_graph(running, is_prefill=False)
-            next_launch_s = stages.cost(running, running, has_graph=has_graph).launch_s[0]
+            launching = stages.launching(running, is_prefill=False)
+            next_launch_s = stages.cost(running, running, launching).launch_s[0]
         self._free_s = max(launched_s, self._gpu_s[0]) + batch.result_s
         self._gpu_s[0] = batch.end_s = max(begin_s + gpu_s, launched_s)
         # Time has passed to the last result already, so work that began before it counts from then.

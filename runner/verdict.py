@@ -12,6 +12,7 @@ from runner.measure.idle import POWER_METRICS
 from runner.measure.metrics import judge_rung, metric_value
 from runner.measure.resolved import differences
 from runner.measure.restarts import FEWEST, next_restart
+from runner.measure.validity import is_unsteady
 from runner.plans import levels
 from runner.settings import StudySettings
 from runner.trial import (
@@ -128,14 +129,14 @@ class RungKeeper:
         None: it must be.
         """
         value = metric_value(result, self.settings.objectives[0].metric)
-        is_that_alone = len(result.reasons) == 1 and any(
-            not load.is_steady for load in rung.counted
+        is_cut = result.cut_below is not None
+        is_that_alone = len(result.reasons) == 1 and (
+            is_cut or is_unsteady(rung, self.plans[rung.position])
         )
         if value is None or not is_that_alone or len(self.settings.objectives) > 1:
             return None
         reason = self.should_stop(result.position, value, DRIFTING)
-        is_cut = reason is not None and result.cut_below is not None
-        return f"{result.reasons[0]}; {reason}" if is_cut else reason
+        return f"{result.reasons[0]}; {reason}" if is_cut and reason is not None else reason
 
     @property
     def is_decided(self) -> bool:

@@ -30,6 +30,7 @@ NUMBERS = (
     ("host.schedule_s", TWOFOLD),
     ("host.graph_launch_s", TWOFOLD),
     ("host.eager_layer_s", TWOFOLD),
+    ("host.piece_s", TWOFOLD),
     ("host.result_s", TWOFOLD),
     ("host.result_request_s", TWOFOLD),
     ("host.empty_slot_s", TWOFOLD),

@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 
 from runner.cluster.executor import LaunchReport
 from runner.machine.hardware import Profile, StartCosts
-from runner.machine.shape import shape_of, start_phases
+from runner.machine.shape import shape_of
+from runner.machine.start import start_phases
 from runner.measure.idle import IdleGpu
 from runner.trial import LaunchSpec
 

@@ -23,6 +23,7 @@ from runner.machine.front import Front
 from runner.machine.hardware import GpuHardware
 from runner.machine.profile import load_profile
 from runner.machine.shape import highest_live_cap, memory_used_bytes
+from runner.machine.start import start_phases
 from runner.measure.evidence import near
 from runner.measure.idle import IdleGpu
 from runner.measure.power import GpuIdentity
@@ -35,7 +36,6 @@ from runner.pipeline import (
     refusal,
     resolve,
     shape_of,
-    start_phases,
 )
 from runner.settings import StudySettings
 from runner.trial import (

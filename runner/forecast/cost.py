@@ -12,7 +12,7 @@ from runner.forecast.prediction import RungPrediction
 from runner.forecast.setting import PlannedSetting
 from runner.launch import settings_in_a_row
 from runner.load.ramp import LONE_LIVES, USUAL_LIVES
-from runner.machine.shape import start_phases
+from runner.machine.start import start_phases
 from runner.measure.restarts import has_probe
 from runner.measure.window import longest_ramp_s
 from runner.plans import levels, rung_plans

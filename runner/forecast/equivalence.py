@@ -17,7 +17,7 @@ from runner.forecast.findings import most_per_engine
 from runner.forecast.lengths import length_facts
 from runner.forecast.setting import MODELLED, PlannedSetting
 from runner.machine.hardware import Profile
-from runner.machine.shape import stage_layers, uses_graph
+from runner.machine.shape import stage_layers, uses_graph, uses_prefill_graph
 from runner.settings import StudySettings
 from runner.trial import Params
 
@@ -53,6 +53,7 @@ def flag_key(profile: Profile, planned: PlannedSetting) -> Hashable:
         resolved.mem_fraction_static,
         resolved.max_total_tokens,
         resolved.cuda_graph_max_bs if has_graph else 0,
+        uses_prefill_graph(profile, shape),
         _unmodelled(planned),
     )
 
@@ -76,6 +77,7 @@ def load_key(settings: StudySettings, profile: Profile, planned: PlannedSetting)
         min(resolved.max_total_tokens, prompt + output),
         min(graph_bs, cap),
         graph_bs > 0,
+        uses_prefill_graph(profile, shape),
         _unmodelled(planned),
     )
 

@@ -25,7 +25,12 @@ from runner.trial import Params
 
 PP_SPECULATIVE = "SGLANG_ENABLE_PP_SPEC"
 EXCHANGE = "moe_a2a_backend"  # with one, SGLang sets ep_size itself
-MODELLED = frozenset({*(field.name for field in fields(ServerShape)), "dp_size"})
+MODELLED = frozenset(
+    {
+        *(field.name for field in fields(ServerShape)),
+        *("dp_size", "cuda_graph_backend_decode", "disable_prefill_cuda_graph"),
+    }
+)
 # What changes no throughput, latency or watt, and so need not be modelled.
 UNTIMED = frozenset(
     {

@@ -88,20 +88,22 @@ class ModelFacts:
 class HostCosts:
     """CPU seconds of a scheduler process.
 
-    Per event-loop iteration with a batch: `schedule_s`, then the launch (`graph_launch_s`, or
-    `eager_layer_s` for each layer), then `result_s` and `result_request_s` per request when a
-    result is processed. `empty_slot_s`: an iteration whose slot is empty. `message_s`: until
-    a message is at the next rank. `exchange_s`: what each hand-over of tensors between two ranks
-    costs the CPU of either (pickled words about them go ahead, through gloo): a rank in the middle
-    of a pipeline has four an iteration, hidden states and results, in and out. On servers of
-    several ranks `eager_layer_s` is `eager_ranks_factor` times as long (why is not known), and each
-    all-reduce of tensor parallelism launched outside a graph takes `collective_s` more.
-    `is_blocking`: the forward runs in the scheduler's own thread. `is_overlapped`: a result is
-    handled once the next batch is launched (SGLang's overlap schedule, without stages only); this
-    shows in the time to first token. A request takes `http_s` through HTTP and the tokenizer
-    process and back, which take in one request after another, `accept_s` each: a burst trickles in.
-    That process stops for `pause_s` each time that `pause_tokens` output tokens have passed it,
-    while the scheduler goes on (machine/front.py); 0: never.
+    Per event-loop iteration with a batch: `schedule_s`, then the launch (`graph_launch_s`;
+    `eager_layer_s` for each layer without a graph; `piece_s` for each layer of a prefill's
+    graph, which stops at its attention, but at least `graph_launch_s`), then `result_s` and
+    `result_request_s` per request when a result is processed. `empty_slot_s`: an iteration
+    whose slot is empty. `message_s`: until a message is at the next rank. `exchange_s`: what
+    each hand-over of tensors between two ranks costs the CPU of either (pickled words about
+    them go ahead, through gloo): a rank in the middle of a pipeline has four an iteration,
+    hidden states and results, in and out. On servers of several ranks `eager_layer_s` is
+    `eager_ranks_factor` times as long (why is not known), and each all-reduce of tensor
+    parallelism launched outside a graph takes `collective_s` more. `is_blocking`: the forward
+    runs in the scheduler's own thread. `is_overlapped`: a result is handled once the next batch
+    is launched (SGLang's overlap schedule, without stages only); this shows in the time to
+    first token. A request takes `http_s` through HTTP and the tokenizer process and back, which
+    take in one request after another, `accept_s` each: a burst trickles in. That process stops
+    for `pause_s` each time that `pause_tokens` output tokens have passed it, while the
+    scheduler goes on (machine/front.py); 0: never.
     """
 
     schedule_s: float
@@ -115,6 +117,7 @@ class HostCosts:
     is_overlapped: bool = False
     http_s: float = 0.0
     accept_s: float = 0.0
+    piece_s: float = 0.0
     exchange_s: float = 0.0
     eager_ranks_factor: float = 1.0
     collective_s: float = 0.0
@@ -158,7 +161,7 @@ class Backend:
 
 @dataclass(frozen=True, slots=True)
 class StartCosts:
-    """Seconds of a start; `prefill_graphs_s` only without pipeline stages."""
+    """Seconds of a start; `prefill_graphs_s`: prefills of all sizes, up to 8,192 tokens."""
 
     import_s: float
     init_s: float

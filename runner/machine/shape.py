@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from runner.machine.graphs import NO_GRAPHS, graph_backend, graph_sizes
 from runner.machine.hardware import Profile
 from runner.trial import Params, ParamValue
 
@@ -28,6 +29,7 @@ class ServerShape:
     chunked_prefill_size: int | None = None
     cuda_graph: bool = True
     cuda_graph_max_bs: int | None = None
+    cuda_graph_backend_prefill: str | None = None
     attention_backend: str | None = None
     mem_fraction_static: float | None = None
     max_total_tokens: int | None = None
@@ -55,35 +57,6 @@ class ResolvedShape:
     def chunk_tokens(self) -> int:
         """Prompt tokens that one batch prefills at most; a size below 1 sets no limit."""
         return self.chunked_prefill_size if self.chunked_prefill_size > 0 else NO_CHUNKS
-
-
-@dataclass(frozen=True, slots=True)
-class StartPhases:
-    """Seconds of each phase of a start, in order."""
-
-    import_s: float
-    init_s: float
-    load_weights_s: float
-    kv_cache_s: float
-    cuda_graph_s: float
-    warmup_s: float
-
-    @property
-    def by_name(self) -> dict[str, float]:
-        """Phase name to seconds, in order."""
-        return {
-            "import": self.import_s,
-            "init": self.init_s,
-            "load_weights": self.load_weights_s,
-            "kv_cache": self.kv_cache_s,
-            "cuda_graph": self.cuda_graph_s,
-            "warmup": self.warmup_s,
-        }
-
-    @property
-    def total_s(self) -> float:
-        """From exec to ready."""
-        return sum(self.by_name.values())
 
 
 class RefusalKind(StrEnum):
@@ -141,8 +114,9 @@ def shape_of(args: Params) -> ServerShape:
         pp_max_micro_batch_size=_optional(args.get("pp_max_micro_batch_size")),
         max_running_requests=_optional(args.get("max_running_requests")),
         chunked_prefill_size=_optional(args.get("chunked_prefill_size")),
-        cuda_graph=bool(args.get("cuda_graph", not args.get("disable_cuda_graph", False))),
+        cuda_graph=bool(args.get("cuda_graph", graph_backend(args, "decode") != NO_GRAPHS)),
         cuda_graph_max_bs=_optional(args.get("cuda_graph_max_bs")),
+        cuda_graph_backend_prefill=graph_backend(args, "prefill"),
         attention_backend=_text(args.get("attention_backend")),
         mem_fraction_static=_fraction(args.get("mem_fraction_static")),
         max_total_tokens=_optional(args.get("max_total_tokens")),
@@ -183,12 +157,6 @@ def partition_of(value: ParamValue | None) -> tuple[int, ...] | None:
     return tuple(int(number) for number in numbers) if all(map(str.isdecimal, numbers)) else ()
 
 
-def graph_sizes(max_bs: int) -> tuple[int, ...]:
-    """The batch sizes SGLang captures."""
-    sizes = (1, 2, 4, 8, 12, *range(16, 257, 8), *range(272, 512, 16), *range(512, max_bs + 1, 32))
-    return tuple(size for size in sizes if size <= max_bs)
-
-
 def resolve(profile: Profile, shape: ServerShape) -> ResolvedShape:
     """Fill in every default, as a server that started would report it."""
     fraction = shape.mem_fraction_static or profile.defaults.mem_fraction_static
@@ -227,29 +195,25 @@ def refused(profile: Profile, shape: ServerShape) -> Refusal | None:
     )
 
 
-def start_phases(profile: Profile, shape: ServerShape) -> StartPhases:
-    """How long each phase of a start takes."""
-    start = profile.start
-    resolved = resolve(profile, shape)
-    graph_s = 0.0
-    if uses_graph(profile, shape):
-        graph_s = start.graph_size_s * len(graph_sizes(resolved.cuda_graph_max_bs))
-        graph_s += start.prefill_graphs_s if shape.pp_size == 1 else 0.0
-    return StartPhases(
-        import_s=start.import_s,
-        init_s=start.init_s,
-        load_weights_s=stage_weight_bytes(profile, shape) / start.load_bytes_per_s,
-        kv_cache_s=start.kv_cache_s,
-        cuda_graph_s=graph_s,
-        warmup_s=start.warmup_s,
-    )
-
-
 def uses_graph(profile: Profile, shape: ServerShape) -> bool:
     """Whether decode graphs are captured: some backends switch them off by themselves."""
+    return shape.cuda_graph and _can_capture(profile, shape)
+
+
+def uses_prefill_graph(profile: Profile, shape: ServerShape) -> bool:
+    """Whether prefill graphs are captured, which decode without graphs leaves on.
+
+    A pipeline has them only where a backend is asked for.
+    """
+    asked = shape.cuda_graph_backend_prefill
+    is_on = shape.pp_size == 1 if asked is None else asked != NO_GRAPHS
+    return is_on and _can_capture(profile, shape)
+
+
+def _can_capture(profile: Profile, shape: ServerShape) -> bool:
     name = shape.attention_backend or profile.defaults.attention_backend
     backend = profile.backends.get(name)
-    return shape.cuda_graph and backend is not None and backend.has_graph
+    return backend is not None and backend.has_graph
 
 
 def stage_weight_bytes(profile: Profile, shape: ServerShape) -> float:

@@ -9,14 +9,30 @@ power limit runs at a lower clock. Pure.
 from __future__ import annotations
 
 import math
+from enum import Enum, auto
 from typing import NamedTuple
 
+from runner.machine.graphs import MOST_GRAPH_TOKENS
 from runner.machine.hardware import Backend, GpuHardware, Profile
-from runner.machine.shape import ServerShape, resolve, stage_layers, uses_graph
+from runner.machine.shape import (
+    ServerShape,
+    resolve,
+    stage_layers,
+    uses_graph,
+    uses_prefill_graph,
+)
 
 OVERLAP_LOSS = 0.4
 BYTES_PER_ACTIVATION = 2
 REDUCES_PER_LAYER = 2
+
+
+class Launching(Enum):
+    """How the CPU sets a batch off: `PIECES` is a graph that stops at each layer's attention."""
+
+    GRAPH = auto()
+    PIECES = auto()
+    EAGER = auto()
 
 
 class BatchCost(NamedTuple):
@@ -24,7 +40,7 @@ class BatchCost(NamedTuple):
 
     `clock` is the share of the full clock that it runs at, the mean over the ranks. `lead`: the
     share of the launch that its first kernel waits for, and of the work that comes after the last
-    launch: all of it with a graph, a layer's without.
+    launch: all of it with a graph, a layer's in pieces and without.
     """
 
     gpu_s: tuple[float, ...]
@@ -53,23 +69,25 @@ class StageModel:
         resolved = resolve(profile, shape)
         self._backend = profile.backends.get(resolved.attention_backend, Backend())
         self._graph_max_bs = resolved.cuda_graph_max_bs if uses_graph(profile, shape) else 0
-        self._has_prefill_graph = self._graph_max_bs > 0 and shape.pp_size == 1
-        self._known: dict[tuple[int, int, bool], BatchCost] = {}
+        self._graph_max_tokens = MOST_GRAPH_TOKENS if uses_prefill_graph(profile, shape) else 0
+        self._known: dict[tuple[int, int, Launching], BatchCost] = {}
         self.kv_s = self._kv_s()
 
-    def has_graph(self, batch_size: int, *, is_prefill: bool) -> bool:
-        """Whether a batch replays a CUDA graph."""
-        return self._has_prefill_graph if is_prefill else batch_size <= self._graph_max_bs
+    def launching(self, tokens: int, *, is_prefill: bool) -> Launching:
+        """How a batch of so many new tokens is launched."""
+        if tokens > (self._graph_max_tokens if is_prefill else self._graph_max_bs):
+            return Launching.EAGER
+        return Launching.PIECES if is_prefill else Launching.GRAPH
 
-    def cost(self, tokens: int, requests: int, *, has_graph: bool) -> BatchCost:
+    def cost(self, tokens: int, requests: int, launching: Launching) -> BatchCost:
         """What a batch of `tokens` new tokens of `requests` requests costs."""
-        key = (tokens, requests, has_graph)
+        key = (tokens, requests, launching)
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = self._compute(tokens, requests, has_graph)
+            known = self._known[key] = self._compute(tokens, requests, launching)
         return known
 
-    def _compute(self, tokens: int, requests: int, has_graph: bool) -> BatchCost:  # noqa: FBT001
+    def _compute(self, tokens: int, requests: int, launching: Launching) -> BatchCost:
         costs: list[_StageCost] = []
         for rank, layers in enumerate(self._layers):
             head_bytes = self._profile.model.head_bytes if rank == len(self._layers) - 1 else 0.0
@@ -78,8 +96,9 @@ class StageModel:
         busy_s = sum(gpu_s)
         watts = min(sum(cost.joules for cost in costs) / busy_s, self._profile.gpu.power_limit_w)
         clock = sum(cost.seconds * cost.clock for cost in costs) / busy_s
-        lead = 1.0 if has_graph else len(self._layers) / sum(self._layers)
-        return BatchCost(gpu_s, self._launch_s(requests, has_graph=has_graph), watts, clock, lead)
+        is_whole = launching is Launching.GRAPH
+        lead = 1.0 if is_whole else len(self._layers) / sum(self._layers)
+        return BatchCost(gpu_s, self._launch_s(requests, launching), watts, clock, lead)
 
     def _stage(self, layers: int, head_bytes: float, tokens: int, requests: int) -> _StageCost:
         """What `tokens` new tokens cost one GPU of a stage."""
@@ -130,10 +149,12 @@ class StageModel:
         sent_bytes = tokens * self._profile.model.hidden_size * BYTES_PER_ACTIVATION
         return steps * (link.ring_step_s + sent_bytes / self._tp_size / link.bandwidth_bytes_per_s)
 
-    def _launch_s(self, requests: int, *, has_graph: bool) -> tuple[float, ...]:
+    def _launch_s(self, requests: int, launching: Launching) -> tuple[float, ...]:
         host = self._profile.host
-        if has_graph:
+        if launching is Launching.GRAPH:
             return (host.graph_launch_s,) * len(self._layers)
+        if launching is Launching.PIECES:
+            return tuple(max(host.graph_launch_s, n * host.piece_s) for n in self._layers)
         layer_s = host.eager_layer_s * self._backend.eager_factor
         layer_s += requests * self._backend.request_s / self._profile.model.layers
         if self._tp_size * len(self._layers) > 1:

@@ -65,8 +65,8 @@ class Visits:
     def visit(self, tokens: int, requests: int, kv_tokens: float, *, is_prefill: bool) -> Visit:
         """One batch of `tokens` new tokens of `requests` requests, with `kv_tokens` of context."""
         host, stages = self._profile.host, self._stages
-        has_graph = stages.has_graph(requests, is_prefill=is_prefill)
-        cost = stages.cost(tokens, requests, has_graph=has_graph)
+        launching = stages.launching(tokens, is_prefill=is_prefill)
+        cost = stages.cost(tokens, requests, launching)
         gpu_s = [s + kv_tokens * kv_s for s, kv_s in zip(cost.gpu_s, stages.kv_s, strict=True)]
         work_s = sum(gpu_s)
         extra_j = work_s * (cost.busy_w - self._profile.gpu.server_idle_w) * self._shape.tp_size
@@ -81,7 +81,7 @@ class Visits:
         if self._ranks == 1:
             return Visit(stage_s, stage_s, 0.0, cpu_s, cpu_s, work_s, extra_j)
         launched_s = self._ranks * (launch_s + host.message_s)
-        path_s, return_s = self._ways_s(cost, gpu_s, launch_s, result_s, has_graph=has_graph)
+        path_s, return_s = self._ways_s(cost, gpu_s, launch_s, result_s)
         return Visit(stage_s, path_s, return_s, cpu_s, launched_s, work_s, extra_j)
 
     def _ways_s(
@@ -90,11 +90,10 @@ class Visits:
         gpu_s: Sequence[float],
         launch_s: float,
         result_s: float,
-        *,
-        has_graph: bool,
     ) -> tuple[float, float]:
         """`path_s` and `return_s` of a visit."""
         host, ranks = self._profile.host, self._ranks
+        has_graph = cost.lead == 1.0
         exchange_s, others = host.exchange_s, ranks - 1
         if host.is_blocking:
             path_s, last_s = ranks * (launch_s + host.message_s), launch_s

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from runner.measure.energy import by_gpu, longest_gap_s, spans
 from runner.measure.hopeless import HOPELESS
+from runner.measure.restarts import FEWEST
 from runner.measure.window import rate_in, token_times
 from runner.trial import (
     GpuEnergy,
@@ -50,7 +51,7 @@ def find_reasons(
         gpus: its energy per GPU.
     """
     records = [record for load in rung.loads for record in load.records]
-    found: list[str | None] = [_cut(rung), _drift(rung), _silence(rung), _hung(rung)]
+    found: list[str | None] = [_cut(rung), _drift(rung, plan), _silence(rung), _hung(rung)]
     found += [_client_cpu(rung), _client_lag(rung)]
     found += [_clock_jump(rung)]
     found += [_errors(records), _token_counts(records), _cache(records, plan.shared_prefix)]
@@ -79,11 +80,28 @@ def _cut(rung: RungRecord) -> str | None:
     return None
 
 
-def _drift(rung: RungRecord) -> str | None:
-    drifting = sum(not load.is_steady and load.cut_below is None for load in rung.counted)
-    if not drifting:
+def drifting(rung: RungRecord) -> int:
+    """How many of the loads that count were not steady, those that were cut short apart."""
+    return sum(not load.is_steady and load.cut_below is None for load in rung.counted)
+
+
+def is_unsteady(rung: RungRecord, plan: LoadPlan) -> bool:
+    """Whether drift makes the rung unfair: of one load, or of half of its restarts.
+
+    The more restarts, the likelier that one of them drifts by chance. Its rate is one observation
+    then, and the interval is theirs: what they creep by on the mean is in it (measure/restarts.py).
+    A burst that was given up is always unfair.
+    """
+    count = len(rung.counted)
+    is_claimed = count >= FEWEST and plan.protocol is not LoadProtocol.BURST
+    return drifting(rung) > ((count - 1) // 2 if is_claimed else 0)
+
+
+def _drift(rung: RungRecord, plan: LoadPlan) -> str | None:
+    if not is_unsteady(rung, plan):
         return None
-    which = "" if len(rung.counted) == 1 else f" in {drifting} of {len(rung.counted)} restarts"
+    count = len(rung.counted)
+    which = "" if count == 1 else f" in {drifting(rung)} of {count} restarts"
     return f"not steady{which}: the token rate still drifted when the longest window ended"
 
 
@@ -194,8 +212,20 @@ def _cache(records: Iterable[RequestRecord], shared_prefix: float) -> str | None
 
 def find_notes(rung: RungRecord, plan: LoadPlan) -> tuple[str, ...]:
     """What a user should know of a rung that is fair all the same, in words."""
-    found = (_unserved_prefix(rung, plan.shared_prefix), _few_durations(rung, plan))
+    found = (
+        *(_drifted(rung, plan), _unserved_prefix(rung, plan.shared_prefix)),
+        _few_durations(rung, plan),
+    )
     return tuple(note for note in found if note is not None)
+
+
+def _drifted(rung: RungRecord, plan: LoadPlan) -> str | None:
+    if not drifting(rung) or is_unsteady(rung, plan):
+        return None
+    return (
+        f"the token rate still drifted in {drifting(rung)} of {len(rung.counted)} restarts when "
+        "the longest window ended; the interval takes it in"
+    )
 
 
 def _few_durations(rung: RungRecord, plan: LoadPlan) -> str | None:

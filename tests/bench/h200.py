@@ -18,9 +18,11 @@ from pathlib import Path
 from statistics import fmean
 
 from runner.engines.virtual_load import SEND_GAP_S
+from runner.machine.graphs import NO_GRAPHS
 from runner.machine.hardware import REQUEST_S, Noise, Profile
 from runner.machine.profile import load_profile
-from runner.machine.shape import ServerShape, start_phases
+from runner.machine.shape import ServerShape
+from runner.machine.start import start_phases
 from runner.pipeline import Pipeline, PipelineRequest
 
 DATA = Path(__file__).parent.parent / "data" / "h200-measured.json"
@@ -92,9 +94,15 @@ def quiet_profile(server: str) -> Profile:
 
 
 def shape_of_server(server: str) -> ServerShape:
-    """llama-triton-eager: the attention backend and whether graphs are on."""
+    """llama-triton-eager: the attention backend, and no graphs at all.
+
+    Decode-graph-only: none of prefills.
+    """
+    has_prefill_graphs = not server.endswith(("-eager", "-decode-graph-only"))
     return ServerShape(
-        attention_backend=server.split("-")[1], cuda_graph=not server.endswith("-eager")
+        attention_backend=server.split("-")[1],
+        cuda_graph=not server.endswith("-eager"),
+        cuda_graph_backend_prefill=None if has_prefill_graphs else NO_GRAPHS,
     )
 
 

@@ -333,6 +333,30 @@ def test_a_working_server_draws_power_on_its_gpus(
     gpus.close()
 
 
+@pytest.mark.parametrize(
+    ("flag", "captured"),
+    [("--cuda-graph-backend-decode disabled", True), ("--disable-cuda-graph", False)],
+)
+def test_prefills_keep_their_graphs_when_decode_has_none(
+    tmp_path: Path, flag: str, *, captured: bool
+) -> None:
+    """As the log of SGLang 0.5.16 on an H200 shows it."""
+    flags = ("--profile", "h200-llama-3.1-8b", "--time-scale", str(SCALE), *flag.split())
+    with emulated_server(tmp_path / "server.log", *flags, "--decode-log-interval", "1") as server:
+        server.generate(4)
+        info = server.get("/server_info").json()
+        startup = info["internal_states"][0]["startup_time"]
+        log = server.log
+    begun = "Capture target prefill CUDA graph begin. backend=breakable, num_tokens=[4, 8, 12,"
+    assert (begun in log) == captured
+    assert ("Disable prefill CUDA graph because" in log) == (not captured)
+    assert "Capture target decode CUDA graph" not in log
+    assert (startup["cuda_graph"]["prefill"] > 1.0) == captured
+    assert startup["cuda_graph"]["decode"] == 0.0
+    assert re.search(rf"Prefill batch, .*cuda graph: {captured}, input", log)
+    assert re.search(r"Decode batch, .*cuda graph: False, gen", log)
+
+
 def test_flags_of_streams(tmp_path: Path) -> None:
     flags = (
         *(*PP2, "--stream-interval", "8", "--incremental-streaming-output"),

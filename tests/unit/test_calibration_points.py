@@ -18,7 +18,8 @@ from runner.calibration.points import (
 from runner.calibration.starts import fit_starts, with_idle
 from runner.cluster.executor import LaunchReport
 from runner.errors import ConfigError
-from runner.machine.shape import shape_of, start_phases
+from runner.machine.shape import shape_of
+from runner.machine.start import start_phases
 from runner.measure.idle import IdleGpu
 from runner.trial import LaunchSpec, Outcome, Params, TrialLengths, TrialResult
 from tests.calibrating import (

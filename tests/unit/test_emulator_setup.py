@@ -46,11 +46,30 @@ def test_flags_become_a_shape() -> None:
         "--attention-backend torch_native",
     ],
 )
-def test_ways_to_do_without_graphs(words: str) -> None:
+def test_ways_to_decode_without_graphs(words: str) -> None:
     setup = resolve(f"--attention-backend triton {words}")
     assert setup.graph_sizes == ()
     assert setup.args["cuda_graph_backend_decode"] == "disabled"
     assert cuda_graph_config(setup)["decode"]["backend"] == "disabled"
+
+
+@pytest.mark.parametrize(
+    ("words", "backend", "most"),
+    [
+        ("", "breakable", 2048),
+        ("--chunked-prefill-size 64", "breakable", 64),
+        ("--cuda-graph-backend-decode disabled", "breakable", 2048),
+        ("--cuda-graph-backend-prefill full", "full", 2048),
+        ("--cuda-graph-backend-prefill disabled", "disabled", 0),
+        ("--disable-prefill-cuda-graph", "disabled", 0),
+        ("--disable-cuda-graph", "disabled", 0),
+        ("--pp-size 2", "disabled", 0),
+    ],
+)
+def test_prefill_has_graphs_of_its_own(words: str, backend: str, most: int) -> None:
+    setup = resolve(f"--attention-backend triton {words}")
+    assert cuda_graph_config(setup)["prefill"]["backend"] == backend
+    assert max(setup.prefill_graph_sizes, default=0) == most
 
 
 def test_captured_sizes_end_at_the_largest_asked_for() -> None:

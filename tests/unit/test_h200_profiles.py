@@ -8,13 +8,17 @@ from itertools import pairwise
 
 import pytest
 
+from runner.forecast.predict import predict
 from runner.machine.hardware import Profile
 from runner.machine.profile import load_profile
-from runner.machine.shape import ServerShape
-from runner.machine.stage import StageModel, clock_share, local_watts
+from runner.machine.shape import ServerShape, shape_of
+from runner.machine.stage import Launching, StageModel, clock_share, local_watts
 from runner.pipeline import Pipeline, PipelineRequest
+from runner.settings import Direction, Objective
+from runner.trial import Params
 from tests.bench import h200
 from tests.bench.h200 import Point, Row, mean_error
+from tests.samples import make_settings
 
 LLAMA = h200.quiet_profile("llama")
 MOE = h200.quiet_profile("moe")
@@ -93,6 +97,29 @@ def test_starts_take_about_as_long_as_measured() -> None:
         assert abs(row.error) < 0.15, row
 
 
+@pytest.mark.parametrize(
+    ("backend", "running", "tokens_per_s", "tpot_s"),
+    [("triton", 128, 2131.0, 0.0589), ("fa3", 128, 1916.0, 0.0687), ("fa3", 64, 982.0, 0.0622)],
+)
+def test_decode_without_graphs_is_as_fast_as_measured(
+    backend: str, running: int, tokens_per_s: float, tpot_s: float
+) -> None:
+    """128 streams of 256 + 128 tokens; prefills keep their graphs (docs/results/h200-x1.md)."""
+    params: Params = {
+        "cuda_graph": False,
+        "attention_backend": backend,
+        "max_running_requests": running,
+    }
+    study = make_settings(objectives=(Objective("output_throughput", 128, Direction.MAXIMIZE),))
+    load = replace(study.workload, concurrency=(128,))
+    one = replace(study.hardware, gpus=1)
+    engine = replace(study.engine, profile="h200-qwen3-30b-a3b")
+    study = replace(study, engine=engine, hardware=one, workload=load)
+    (rung,) = predict(study, params, seeds=1).rungs
+    assert rung.output_throughput == pytest.approx(tokens_per_s, rel=0.1)
+    assert rung.tpot_s == pytest.approx(tpot_s, rel=0.1)
+
+
 def test_both_profiles_describe_one_gpu() -> None:
     assert replace(MOE.gpu, flop_per_s=0.0) == replace(LLAMA.gpu, flop_per_s=0.0)
 
@@ -102,11 +129,11 @@ def test_prefill_runs_at_the_power_limit_and_a_lower_clock(
     profile: Profile, tokens_per_s: float
 ) -> None:
     stages = StageModel(profile, ServerShape())
-    prefill = stages.cost(8192, 32, has_graph=True)
+    prefill = stages.cost(8192, 32, Launching.GRAPH)
     assert 8192 / prefill.gpu_s[0] == pytest.approx(tokens_per_s, rel=0.03)
     assert prefill.busy_w == profile.gpu.power_limit_w
     assert 1400 < prefill.clock * profile.gpu.sm_clock_mhz < 1800
-    decode = stages.cost(8, 8, has_graph=True)
+    decode = stages.cost(8, 8, Launching.GRAPH)
     assert decode.clock == 1.0
     assert decode.busy_w < prefill.busy_w
 
@@ -130,9 +157,9 @@ def test_tails_draw_what_the_profile_says() -> None:
 
 
 def test_sequences_cost_time_of_their_own() -> None:
-    triton = StageModel(LLAMA, ServerShape()).cost(64, 64, has_graph=True)
+    triton = StageModel(LLAMA, ServerShape()).cost(64, 64, Launching.GRAPH)
     flashinfer = StageModel(LLAMA, ServerShape(attention_backend="flashinfer"))
-    extra_s = flashinfer.cost(64, 64, has_graph=True).gpu_s[0] - triton.gpu_s[0]
+    extra_s = flashinfer.cost(64, 64, Launching.GRAPH).gpu_s[0] - triton.gpu_s[0]
     assert extra_s == pytest.approx(64 * LLAMA.backends["flashinfer"].sequence_s)
 
 
@@ -145,7 +172,7 @@ def first_token_s(profile: Profile, shape: ServerShape) -> float:
 
 def test_a_first_token_waits_for_the_launch_of_the_next_batch() -> None:
     host = LLAMA.host
-    eager = ServerShape(cuda_graph=False, attention_backend="triton")
+    eager = shape_of({"disable_cuda_graph": True, "attention_backend": "triton"})
     launch_s = host.schedule_s + 32 * host.eager_layer_s
     results_s = 2 * (host.result_s + host.result_request_s)
     expected = host.accept_s + host.http_s + 2 * launch_s + results_s
@@ -159,7 +186,7 @@ def test_launches_hide_behind_the_gpu() -> None:
     pipeline.submit(PipelineRequest("one", 1000, 5), 0.0)
     times_s = [token.time_s for _ in range(5) for token in pipeline.step().tokens]
     stages = StageModel(LLAMA, ServerShape())
-    step_s = stages.cost(1, 1, has_graph=True).gpu_s[0] + 1002 * stages.kv_s[0]
+    step_s = stages.cost(1, 1, Launching.GRAPH).gpu_s[0] + 1002 * stages.kv_s[0]
     assert times_s[2] - times_s[1] == pytest.approx(step_s)
 
 

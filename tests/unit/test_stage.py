@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from runner.machine.profile import load_profile
 from runner.machine.shape import ServerShape
-from runner.machine.stage import StageModel, distinct_experts, expert_imbalance
+from runner.machine.stage import Launching, StageModel, distinct_experts, expert_imbalance
 
 RTX = load_profile("rtx-pro-6000-x8-kimi-k2.6")
 H200 = load_profile("h200-llama-3.1-8b")
@@ -39,7 +39,7 @@ def test_experts_dealt_whole_are_uneven_until_all_are_hit() -> None:
 
 def decode_s(shape: ServerShape, batch_size: int) -> list[float]:
     model = StageModel(RTX, shape)
-    return list(model.cost(batch_size, batch_size, has_graph=True).gpu_s)
+    return list(model.cost(batch_size, batch_size, Launching.GRAPH).gpu_s)
 
 
 def test_one_stage_reads_its_weights_once_per_step() -> None:
@@ -55,7 +55,7 @@ def test_padding_grows_to_its_limit_and_is_shared() -> None:
     padded = replace(RTX, kernels=replace(RTX.kernels, batch_s=1e-3, batch_half_tokens=2.0))
 
     def padding_s(shape: ServerShape, tokens: int) -> float:
-        costs = [StageModel(p, shape).cost(tokens, 1, has_graph=True) for p in (bare, padded)]
+        costs = [StageModel(p, shape).cost(tokens, 1, Launching.GRAPH) for p in (bare, padded)]
         return sum(costs[1].gpu_s) - sum(costs[0].gpu_s)
 
     alone = [padding_s(ServerShape(pp_size=8), tokens) for tokens in (1, 3, 10**6)]
@@ -72,7 +72,7 @@ def test_the_last_stage_is_the_slowest() -> None:
 def test_a_collective_costs_more_the_more_gpus_take_part() -> None:
     model = StageModel(RTX, ServerShape(tp_size=8))
     alone = sum(decode_s(ServerShape(pp_size=8), 1))
-    (together,) = model.cost(1, 1, has_graph=True).gpu_s
+    (together,) = model.cost(1, 1, Launching.GRAPH).gpu_s
     assert together > alone
     (pair, _, _, _) = decode_s(ServerShape(tp_size=2, pp_size=4), 1)
     (quad, _) = decode_s(ServerShape(tp_size=4, pp_size=2), 1)
@@ -82,19 +82,31 @@ def test_a_collective_costs_more_the_more_gpus_take_part() -> None:
 
 def test_eager_launches_cost_cpu_time_per_layer() -> None:
     model = StageModel(RTX, ServerShape(pp_size=8))
-    eager = model.cost(1, 1, has_graph=False).launch_s
+    eager = model.cost(1, 1, Launching.EAGER).launch_s
     assert eager[0] == pytest.approx(7 * RTX.host.eager_layer_s)
-    assert model.cost(1, 1, has_graph=True).launch_s == (RTX.host.graph_launch_s,) * 8
+    assert model.cost(1, 1, Launching.GRAPH).launch_s == (RTX.host.graph_launch_s,) * 8
 
 
 def test_graphs_are_replayed_up_to_the_largest_captured_size() -> None:
     model = StageModel(RTX, ServerShape(pp_size=8, cuda_graph_max_bs=4))
-    assert model.has_graph(4, is_prefill=False)
-    assert not model.has_graph(5, is_prefill=False)
-    assert not model.has_graph(1, is_prefill=True)
-    assert StageModel(RTX, ServerShape(tp_size=8)).has_graph(8, is_prefill=True)
+    assert model.launching(4, is_prefill=False) is Launching.GRAPH
+    assert model.launching(5, is_prefill=False) is Launching.EAGER
+    assert model.launching(1, is_prefill=True) is Launching.EAGER
     native = StageModel(CPU, ServerShape(pp_size=2, attention_backend="torch_native"))
-    assert not native.has_graph(1, is_prefill=False)
+    assert native.launching(1, is_prefill=False) is Launching.EAGER
+
+
+def test_prefills_are_replayed_in_pieces_up_to_the_largest_captured_size() -> None:
+    model = StageModel(H200, ServerShape(cuda_graph=False))
+    assert model.launching(1, is_prefill=False) is Launching.EAGER
+    assert model.launching(8192, is_prefill=True) is Launching.PIECES
+    assert model.launching(8193, is_prefill=True) is Launching.EAGER
+    pieces = model.cost(256, 1, Launching.PIECES)
+    assert pieces.launch_s == pytest.approx((32 * H200.host.piece_s,))
+    assert pieces.lead == model.cost(256, 1, Launching.EAGER).lead < 1.0
+    unknown = replace(H200, host=replace(H200.host, piece_s=0.0))
+    whole = StageModel(unknown, ServerShape()).cost(256, 1, Launching.PIECES)
+    assert whole.launch_s == (H200.host.graph_launch_s,)
 
 
 def test_backends_differ_by_a_few_percent() -> None:
@@ -105,7 +117,7 @@ def test_backends_differ_by_a_few_percent() -> None:
 
 def test_the_power_limit_is_kept() -> None:
     model = StageModel(RTX, ServerShape(pp_size=8))
-    decode, prefill = model.cost(8, 8, has_graph=True), model.cost(8192, 8, has_graph=False)
+    decode, prefill = model.cost(8, 8, Launching.GRAPH), model.cost(8192, 8, Launching.EAGER)
     assert decode.busy_w < prefill.busy_w <= RTX.gpu.power_limit_w
 
 
@@ -121,8 +133,8 @@ def test_eager_launches_take_longer_on_several_ranks_and_with_all_reduces() -> N
     host = replace(H200.host, eager_layer_s=1e-3, eager_ranks_factor=1.5, collective_s=0.1e-3)
     profile = replace(H200, host=host)
 
-    def launch_s(shape: ServerShape, *, has_graph: bool = False) -> list[float]:
-        return list(StageModel(profile, shape).cost(4, 4, has_graph=has_graph).launch_s)
+    def launch_s(shape: ServerShape, launching: Launching = Launching.EAGER) -> list[float]:
+        return list(StageModel(profile, shape).cost(4, 4, launching).launch_s)
 
     alone = ServerShape(attention_backend="triton")
     pair, staged = replace(alone, tp_size=2), replace(alone, pp_size=2)
@@ -130,4 +142,4 @@ def test_eager_launches_take_longer_on_several_ranks_and_with_all_reduces() -> N
     assert launch_s(staged) == pytest.approx([16 * 1.5e-3] * 2)
     assert launch_s(pair) == pytest.approx([32 * (1.5e-3 + 2 * 0.1e-3)])
     for shape in (alone, pair, staged):
-        assert set(launch_s(shape, has_graph=True)) == {H200.host.graph_launch_s}
+        assert set(launch_s(shape, Launching.GRAPH)) == {H200.host.graph_launch_s}

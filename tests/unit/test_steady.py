@@ -8,7 +8,7 @@ import pytest
 
 from runner.machine.profile import load_profile
 from runner.machine.shape import ServerShape
-from runner.machine.stage import StageModel
+from runner.machine.stage import Launching, StageModel
 from runner.machine.steady import SteadyLoad, SteadyModel, SteadyState
 from runner.trial import LoadProtocol
 
@@ -42,7 +42,7 @@ def test_more_slots_than_the_cap_leaves_filled_keep_stages_idle() -> None:
 
 def test_an_underfilled_pipeline_takes_one_way_through_all_stages() -> None:
     stages = StageModel(KIMI, PP8)
-    cost = stages.cost(1, 1, has_graph=True)
+    cost = stages.cost(1, 1, Launching.GRAPH)
     found = state(1, concurrency=1)
     path_s = sum(cost.gpu_s) + 8 * KIMI.link.hop_s
     assert path_s < found.tpot_s < 1.2 * path_s
@@ -53,7 +53,7 @@ def test_a_full_pipeline_gives_a_batch_every_slowest_stage() -> None:
     shape = replace(PP8, pp_async_batch_depth=8, max_running_requests=512)
     found = SteadyModel(KIMI, shape).state(32, load(512))
     stages = StageModel(KIMI, shape)
-    stage_s = max(stages.cost(32, 32, has_graph=True).gpu_s) + 32 * 1064 * max(stages.kv_s)
+    stage_s = max(stages.cost(32, 32, Launching.GRAPH).gpu_s) + 32 * 1064 * max(stages.kv_s)
     assert found.output_throughput == pytest.approx(32 / stage_s, rel=0.1)
 
 

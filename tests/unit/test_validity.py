@@ -141,6 +141,28 @@ def test_each_unfairness_is_named(rung: RungRecord, reason: str) -> None:
     assert found[0].startswith(reason)
 
 
+@pytest.mark.parametrize(
+    ("restarts", "drifting", "is_fair"),
+    [
+        *((1, 1, False), (2, 1, False), (3, 1, True), (3, 2, False)),
+        *((4, 2, False), (6, 1, True), (6, 2, True), (6, 3, False)),
+    ],
+)
+def test_a_claim_from_restarts_bears_some_that_drift(
+    restarts: int, drifting: int, *, is_fair: bool
+) -> None:
+    """One of six drifted on an H200, at a rate like the others': 180 s were measured again."""
+    loads = [replace(LOAD, is_steady=number >= drifting) for number in range(restarts)]
+    result = judge_rung(replace(RUNG, loads=tuple(loads)), (), PLAN)
+    assert result.valid == is_fair
+    said, which = (result.notes, "drifted") if is_fair else (result.reasons, "not steady")
+    assert [which in text and f"in {drifting} of {restarts} restarts" in text for text in said] == (
+        [True] if restarts > 1 else [False]
+    )
+    burst = replace(PLAN, protocol=LoadProtocol.BURST)
+    assert not judge_rung(replace(RUNG, loads=tuple(loads)), (), burst).valid
+
+
 def test_silence_is_named() -> None:
     found = reasons(with_load(window_start_s=40.0, window_end_s=50.0))
     assert "no output token arrived in the window" in found

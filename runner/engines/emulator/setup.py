@@ -11,19 +11,19 @@ from runner.engines.emulator.answers import GenerateOptions
 from runner.engines.emulator.faults.active import ActiveFaults
 from runner.engines.emulator.flag_table import ArgValue
 from runner.engines.emulator.flags import Flags, setting_values
+from runner.machine.graphs import NO_GRAPHS, graph_backend, graph_sizes, prefill_graph_sizes
 from runner.machine.hardware import Profile
 from runner.machine.shape import (
     PARTITION_VARIABLE,
     ResolvedShape,
     ServerShape,
-    StartPhases,
-    graph_sizes,
     highest_live_cap,
     partition_of,
     resolve,
-    start_phases,
     uses_graph,
+    uses_prefill_graph,
 )
+from runner.machine.start import StartPhases, start_phases
 
 SIZES = (
     *("tp_size", "pp_size", "dp_size", "ep_size", "pp_max_micro_batch_size"),
@@ -66,6 +66,13 @@ class ServerSetup:
     def highest_cap(self) -> int:
         """Up to where the micro-batch cap can be set live."""
         return highest_live_cap(self.resolved, self.shape)
+
+    @property
+    def prefill_graph_sizes(self) -> tuple[int, ...]:
+        """The numbers of prompt tokens whose prefills are captured; empty: none."""
+        if not uses_prefill_graph(self.profile, self.shape):
+            return ()
+        return prefill_graph_sizes(self.resolved.chunk_tokens)
 
     @property
     def graph_label(self) -> str:
@@ -162,14 +169,14 @@ def _faults(
 def cuda_graph_config(setup: ServerSetup) -> dict[str, dict[str, object]]:
     """The resolved graph settings, in SGLang's shape."""
     decode: dict[str, object] = {
-        "backend": "full" if setup.graph_sizes else "disabled",
+        "backend": "full" if setup.graph_sizes else NO_GRAPHS,
         "max_bs": setup.resolved.cuda_graph_max_bs,
         "bs": list(setup.graph_sizes),
         "tc_compiler": "eager",
     }
-    has_prefill = bool(setup.graph_sizes) and setup.shape.pp_size == 1
+    asked = setup.shape.cuda_graph_backend_prefill or "breakable"
     prefill: dict[str, object] = {
-        "backend": "breakable" if has_prefill else "disabled",
+        "backend": asked if uses_prefill_graph(setup.profile, setup.shape) else NO_GRAPHS,
         "max_bs": setup.resolved.chunked_prefill_size,
         "tc_compiler": "eager",
     }
@@ -186,7 +193,7 @@ def _resolved_args(
         "disable_overlap_schedule": shape.pp_size > 1,
     }
     if not sizes:
-        rewritten["cuda_graph_backend_decode"] = "disabled"
+        rewritten["cuda_graph_backend_decode"] = NO_GRAPHS
     return rewritten
 
 
@@ -203,8 +210,9 @@ def _shape(args: Mapping[str, ArgValue]) -> ServerShape:
         pp_max_micro_batch_size=numbers.get("pp_max_micro_batch_size"),
         max_running_requests=numbers.get("max_running_requests"),
         chunked_prefill_size=numbers.get("chunked_prefill_size"),
-        cuda_graph=_wants_graph(args),
+        cuda_graph=graph_backend(args, "decode") != NO_GRAPHS,
         cuda_graph_max_bs=max_bs,
+        cuda_graph_backend_prefill=graph_backend(args, "prefill"),
         attention_backend=backend if isinstance(backend, str) else None,
         mem_fraction_static=fraction if isinstance(fraction, float) else None,
         max_total_tokens=numbers.get("max_total_tokens"),
@@ -213,11 +221,6 @@ def _shape(args: Mapping[str, ArgValue]) -> ServerShape:
     if shape.chunked_prefill_size == -1:  # no chunks: a prefill is bounded by this alone
         return replace(shape, chunked_prefill_size=numbers["max_prefill_tokens"])
     return shape
-
-
-def _wants_graph(args: Mapping[str, ArgValue]) -> bool:
-    is_off = args["disable_cuda_graph"] or args["disable_decode_cuda_graph"]
-    return not is_off and args["cuda_graph_backend_decode"] != "disabled"
 
 
 def _check(args: Mapping[str, ArgValue]) -> None:

@@ -46,7 +46,8 @@ class Startup:
         self._init()
         self._load_weights()
         self._allocate_kv_cache()
-        self._capture_graphs()
+        self._capture_prefills()
+        self._capture_decodes()
         self._finish()
 
     def _import(self) -> None:
@@ -144,12 +145,32 @@ class Startup:
         )
         self._log.write_ranks(f"Memory pool end. avail mem={self._available(held)}")
 
-    def _capture_graphs(self) -> None:
+    def _capture_prefills(self) -> None:
+        sizes, log = self._setup.prefill_graph_sizes, self._log
+        if not sizes:
+            log.write_stages(
+                "Disable prefill CUDA graph because cuda_graph_config resolved "
+                "prefill.backend='disabled' (e.g. via --cuda-graph-backend-prefill=disabled or "
+                "auto-disable rules)."
+            )
+            return
+        available = self._available(self._used_bytes - self._graph_bytes)
+        log.write_ranks(
+            "Capture target prefill CUDA graph begin. backend=breakable, "
+            f"num_tokens={list(sizes)}, avail mem={available}"
+        )
+        seconds = self._setup.phases.prefill_graphs_s
+        self._wait(seconds)
+        log.write_ranks(
+            f"Capture target prefill CUDA graph end. elapsed={seconds:.2f} s, mem usage=0.00 GB, "
+            f"avail mem={available}."
+        )
+
+    def _capture_decodes(self) -> None:
         sizes, log = self._setup.graph_sizes, self._log
-        seconds = self._setup.phases.cuda_graph_s
+        seconds = self._setup.phases.decode_graphs_s
         if not sizes:
             log.write_stages("Disable decode CUDA graph because decode.backend='disabled'.")
-            self._wait(seconds)
             return
         held = self._used_bytes - self._graph_bytes
         log.write_ranks(
@@ -182,7 +203,8 @@ class Startup:
         self._log.write(
             f"Engine startup timings (s): load_weight={phases.load_weights_s:.2f}, "
             f"kv_cache_allocation={phases.kv_cache_s:.2f}, scheduler_e2e={spent_s:.2f}, "
-            f"cuda_graph={{prefill=0.00, decode={phases.cuda_graph_s:.2f}}}, "
+            f"cuda_graph={{prefill={phases.prefill_graphs_s:.2f}, "
+            f"decode={phases.decode_graphs_s:.2f}}}, "
             f"tokenizer_e2e={phases.import_s + spent_s:.2f}"
         )
 
