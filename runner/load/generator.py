@@ -15,8 +15,8 @@ from runner.clock import Clock
 from runner.errors import Interrupted
 from runner.load.client import Target
 from runner.load.phase import LoadProgress, Phase
+from runner.measure.batches import rate_in, token_times
 from runner.measure.hopeless import HOPELESS
-from runner.measure.window import rate_in, token_times
 from runner.trial import ClientHealth, LoadPlan, LoadRun
 
 __all__ = ["LoadGenerator", "LoadProgress", "merge_runs"]

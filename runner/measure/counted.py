@@ -26,18 +26,15 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from typing import TypeAlias
 
-from runner.measure.window import (
-    DRIFT,
-    SWING,
-    Counts,
-    Window,
-    WindowRule,
+from runner.measure.batches import (
     drift_of,
     end_times,
+    most_drift,
     period_ends,
     rate_batches,
     token_times,
 )
+from runner.measure.window import Counts, Window, WindowRule
 from runner.trial import LoadPlan, LoadProtocol, LoadRun, RequestRecord, RequestStatus
 
 RAMP_UP_DURATIONS = 3.0
@@ -131,7 +128,7 @@ def drift_reason(load: LoadRun, plan: LoadPlan, span: Span) -> str | None:
     is_many = plan.protocol is LoadProtocol.OPEN_LOOP or periods > 1
     drift, noise = drift_of(rates)
     share = drift / statistics.fmean(rates)
-    if abs(drift) <= noise or abs(share) <= (DRIFT if is_many else SWING):
+    if abs(drift) <= noise or abs(share) <= most_drift(rates, has_periods=is_many):
         return None
     return f"not steady: the token rate changed by {share:+.0%} from the window's first half on"
 

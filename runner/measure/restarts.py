@@ -37,8 +37,13 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from runner.measure.batches import (
+    end_times,
+    rate_batches,
+    rate_in,
+    token_times,
+)
 from runner.measure.student import student_t
-from runner.measure.window import end_times, rate_batches, rate_in, token_times
 from runner.trial import LoadPlan, LoadProtocol, LoadRun, LoadStart, RungRecord
 
 FEWEST = 3

@@ -9,10 +9,10 @@ import math
 import statistics
 from collections.abc import Iterable, Sequence
 
+from runner.measure.batches import rate_in, token_times
 from runner.measure.energy import by_gpu, longest_gap_s, spans
 from runner.measure.hopeless import HOPELESS
 from runner.measure.restarts import FEWEST
-from runner.measure.window import rate_in, token_times
 from runner.trial import (
     GpuEnergy,
     LoadPlan,

@@ -12,19 +12,19 @@ duration. The window opens when
 
 Requests that were sent together finish together, and the token rate then swings once per period,
 so a window ends only where a whole number of periods ends: at the first such place where it holds
-`min_periods` of them and is at least `min_window_s` long. After `max_window_s` it ends at the last
-such place that leaves it `min_window_s`, or at once if there is none. It is steady when it does not
-drift: the mean rates of the first and of the last half of its batches differ by at most a tenth
-(half, when it holds fewer than two periods: a swing cannot be told from drift there), or by no more
-than their scatter explains; and when its ramp-up was not cut off, which happens after `max_ramp_s`,
-by default half an hour, or 24 times `max_window_s` where that is longer. A drift slower than that
-is seen only by comparing restarts of the load: measure/restarts.py.
+`min_periods` of them, is at least `min_window_s` long and steady. After `max_window_s` it ends at
+the last such place that leaves it `min_window_s`, or at once if there is none. It is steady when it
+does not drift: the mean rates of the first and of the last half of its batches differ by at most a
+tenth (half, when it holds fewer than two periods: a swing cannot be told from drift there; a fifth,
+when each half is one batch and their scatter cannot be told), or by no more than their scatter
+explains; and when its ramp-up was not cut off, which happens after `max_ramp_s`, by default half an
+hour, or 24 times `max_window_s` where that is longer. A drift slower than that is seen only by
+comparing restarts of the load: measure/restarts.py.
 
 A closed loop that cannot matter (LoadPlan.worth) ends in its ramp-up, with its last period as its
 window: measure/hopeless.py.
 
-Batches are whole periods when the window holds at least three, up to ten of them, else ten equal
-spans. What their scatter says is said of this window alone.
+Batches: measure/batches.py.
 
 open_loop. Opens after half of `min_window_s` and three mean request durations (by Little's law:
 when three times as many requests have finished as are in flight), at the latest after
@@ -36,24 +36,18 @@ times `max_window_s`.
 
 from __future__ import annotations
 
-import math
 import statistics
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from runner.measure.batches import batch_edges, batch_rates, drift_of, most_drift
 from runner.measure.hopeless import HopelessWatch
-from runner.measure.student import student_t
-from runner.trial import LoadPlan, LoadProtocol, LoadRun, RequestStatus
+from runner.trial import LoadPlan, LoadProtocol
 
-BATCHES = 10
-FEWEST_PERIODS = 3
 RAMP_PERIODS = 3
 SETTLED = 0.1
 MOST_SETTLING = 3
-DRIFT = 0.1
-SWING = 0.5
 GIVE_UP = 5.0
 RAMP_GIVE_UP = 24.0
 RAMP_LIMIT_S = 1800.0
@@ -123,7 +117,9 @@ class WindowRule:
         length_s = now_s - self._curve.start_s
         is_whole = is_period_end and self._periods >= plan.min_periods
         if is_whole and length_s >= plan.min_window_s:
-            return self._close(self._curve, now_s)
+            window = self._close(self._curve, now_s)
+            if window.is_steady:
+                return window
         if length_s < plan.max_window_s:
             return None
         end_s = self._last_end_s(self._curve.start_s + plan.min_window_s, now_s)
@@ -178,8 +174,8 @@ class WindowRule:
             return False
         is_open_loop = self._plan.protocol is LoadProtocol.OPEN_LOOP
         periods = sum(period_s <= end_s for period_s in self._period_ends_s)
-        limit = DRIFT if is_open_loop or periods > 1 else SWING
         drift, noise = drift_of(rates)
+        limit = most_drift(rates, has_periods=is_open_loop or periods > 1)
         return abs(drift) <= max(limit * rate, noise)
 
 
@@ -297,95 +293,3 @@ class _Curve:
         if end_s <= start_s:
             return 0.0
         return (self.tokens_at(end_s) - self.tokens_at(start_s)) / (end_s - start_s)
-
-
-def batch_edges(start_s: float, end_s: float, period_ends_s: Sequence[float]) -> list[float]:
-    """The borders of the batches of a window; `period_ends_s` ascend, and may pass its end."""
-    ends_s = [time_s for time_s in period_ends_s if start_s < time_s <= end_s]
-    edges_s = [start_s, *sorted(set(ends_s))]
-    periods = len(edges_s) - 1
-    if periods < FEWEST_PERIODS:
-        length_s = end_s - start_s
-        return [*(start_s + length_s * batch / BATCHES for batch in range(BATCHES)), end_s]
-    step = math.ceil(periods / BATCHES)
-    # The newest batches are whole; what does not fill a batch is left out at the start.
-    return edges_s[::-1][::step][::-1]
-
-
-def batch_rates(edges_s: Sequence[float], tokens_at: Callable[[float], float]) -> list[float]:
-    """Tokens per second of each batch; `tokens_at` counts all tokens up to a time, inclusive."""
-    counts = [tokens_at(edge_s) for edge_s in edges_s]
-    return [
-        (counts[batch + 1] - counts[batch]) / (edges_s[batch + 1] - edges_s[batch])
-        for batch in range(len(edges_s) - 1)
-        if edges_s[batch + 1] > edges_s[batch]
-    ]
-
-
-def drift_of(rates: Sequence[float]) -> tuple[float, float]:
-    """By how much the last half of the batches is faster, and how much of that noise explains.
-
-    Noise is the 95 % limit of Student's two-sample test; 0 when each half is one batch.
-    """
-    half = len(rates) // 2
-    first, last = rates[:half], rates[-half:]
-    drift = statistics.fmean(last) - statistics.fmean(first)
-    if half == 1:
-        return drift, 0.0
-    error = math.sqrt((statistics.variance(first) + statistics.variance(last)) / half)
-    return drift, student_t(2 * half - 2) * error
-
-
-def token_times(load: LoadRun) -> list[float]:
-    """When each output token of a load came, ascending; failed requests deliver nothing."""
-    return sorted(
-        time_s
-        for record in load.records
-        if record.status is not RequestStatus.FAILED
-        for time_s in record.token_s
-    )
-
-
-def end_times(load: LoadRun) -> list[float]:
-    """When each request ended that was not cut, ascending."""
-    return sorted(r.end_s for r in load.records if r.status is not RequestStatus.CUT)
-
-
-def rate_in(token_s: Sequence[float], start_s: float, end_s: float) -> float:
-    """Tokens per second in (start_s, end_s]; `token_s` ascend."""
-    if end_s <= start_s:
-        return 0.0
-    return (bisect_right(token_s, end_s) - bisect_right(token_s, start_s)) / (end_s - start_s)
-
-
-def period_ends(
-    request_end_s: Sequence[float], concurrency: int, start_s: float
-) -> Sequence[float]:
-    """Where the periods of a closed loop end after `start_s`, by the ends of its requests."""
-    first = bisect_right(request_end_s, start_s)
-    return request_end_s[first + concurrency - 1 :: concurrency]
-
-
-def rate_batches(
-    token_s: Sequence[float],
-    request_end_s: Sequence[float],
-    concurrency: int | None,
-    start_s: float,
-    end_s: float,
-) -> list[float]:
-    """The token rates of the batches of a window, from its records, by the rule above.
-
-    Args:
-        token_s: the time of every output token, ascending.
-        request_end_s: the time at which each request ended, ascending.
-        concurrency: requests per period; None: a load without periods.
-        start_s: where the window starts.
-        end_s: where the window ends.
-    """
-    if end_s <= start_s:
-        return []
-    period_ends_s: Sequence[float] = ()
-    if concurrency is not None:
-        period_ends_s = period_ends(request_end_s, concurrency, start_s)
-    edges_s = batch_edges(start_s, end_s, period_ends_s)
-    return batch_rates(edges_s, lambda time_s: bisect_right(token_s, time_s))

@@ -7,13 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from runner.measure.window import (
-    Counts,
-    Window,
-    WindowRule,
-    batch_edges,
-    rate_batches,
-)
+from runner.measure.batches import batch_edges, drift_of, rate_batches
+from runner.measure.window import Counts, Window, WindowRule
 from runner.trial import Lengths, LoadPlan, LoadProtocol
 
 PLAN = LoadPlan(
@@ -95,7 +90,47 @@ def test_drift_ends_at_the_longest_window_and_is_not_steady() -> None:
     looks = ((float(second), second * second, second // 2) for second in range(1, 1000))
     window = close(PLAN, looks)
     assert not window.is_steady
-    assert 10.0 <= window.end_s - window.start_s <= 120.0
+    # A period is 8 s.
+    assert window.end_s - window.start_s == 15 * 8.0
+
+
+def stopping(*stops_s: float) -> Iterable[Look]:
+    """64 tokens/s and a request a second, but for half a second from each of the stops on."""
+    for place in range(1, 1000):
+        now_s = place / 4
+        working_s = now_s - sum(min(max(now_s - stop_s, 0.0), 0.5) for stop_s in stops_s)
+        yield now_s, round(64 * working_s), int(working_s)
+
+
+def test_one_stop_of_the_server_is_no_drift() -> None:
+    """SGLang's HTTP process collects its garbage for half a second now and then."""
+    plan = replace(PLAN, min_window_s=6.0, max_window_s=12.0)
+    (window, *others) = (close(plan, stopping(*stops_s)) for stops_s in ((), (22.0,), (14.0,)))
+    assert window.end_s - window.start_s == 12.0  # three periods
+    assert all(other.is_steady for other in others)
+
+
+def test_a_window_that_drifts_goes_on_until_it_is_steady() -> None:
+    def looks() -> Iterable[Look]:
+        """A third slower until 30 s; a request is 64 tokens, a period 4 s or more."""
+        for second in range(1, 1000):
+            tokens = 64 * second - 21 * min(second, 30)
+            yield float(second), tokens, tokens // 64
+
+    window = close(replace(PLAN, max_window_s=120.0), looks())
+    assert window.is_steady
+    assert window.end_s - window.start_s > 20.0
+    short = close(replace(PLAN, max_window_s=20.0), looks())
+    assert not short.is_steady
+
+
+@pytest.mark.parametrize("count", [4, 6, 10])
+def test_neither_a_line_nor_a_step_hides_in_its_own_scatter(count: int) -> None:
+    line = [100.0 + 10 * place for place in range(count)]
+    step = [100.0] * (count // 2) + [130.0] * (count // 2)
+    for rates in (line, step):
+        drift, noise = drift_of(rates)
+        assert drift > noise == pytest.approx(0.0, abs=1e-6)
 
 
 def test_a_ramp_up_that_does_not_end_is_cut_off_and_its_window_not_steady() -> None:
