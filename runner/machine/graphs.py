@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 NO_GRAPHS = "disabled"
-MOST_GRAPH_TOKENS = 8192
-"""Prefills of more tokens replay no graph (seen in SGLang 0.5.16)."""
+FEWEST_GRAPH_TOKENS, MOST_GRAPH_TOKENS = 2, 8192
+"""Prefills of fewer or of more tokens replay no graph: SGLang 0.5.16 does for 3, never for 1."""
 
 
 def graph_backend(args: Mapping[str, object], phase: str) -> str | None:

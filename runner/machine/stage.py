@@ -12,7 +12,7 @@ import math
 from enum import Enum, auto
 from typing import NamedTuple
 
-from runner.machine.graphs import MOST_GRAPH_TOKENS
+from runner.machine.graphs import FEWEST_GRAPH_TOKENS, MOST_GRAPH_TOKENS
 from runner.machine.hardware import Backend, GpuHardware, Profile
 from runner.machine.shape import (
     ServerShape,
@@ -75,9 +75,10 @@ class StageModel:
 
     def launching(self, tokens: int, *, is_prefill: bool) -> Launching:
         """How a batch of so many new tokens is launched."""
-        if tokens > (self._graph_max_tokens if is_prefill else self._graph_max_bs):
-            return Launching.EAGER
-        return Launching.PIECES if is_prefill else Launching.GRAPH
+        if is_prefill:
+            has_graph = FEWEST_GRAPH_TOKENS <= tokens <= self._graph_max_tokens
+            return Launching.PIECES if has_graph else Launching.EAGER
+        return Launching.GRAPH if tokens <= self._graph_max_bs else Launching.EAGER
 
     def cost(self, tokens: int, requests: int, launching: Launching) -> BatchCost:
         """What a batch of `tokens` new tokens of `requests` requests costs."""

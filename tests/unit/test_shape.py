@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -25,6 +26,7 @@ from runner.machine.start import start_phases
 from runner.trial import Params
 
 RTX = load_profile("rtx-pro-6000-x8-kimi-k2.6")
+EAGER_LOG = Path(__file__).parents[1] / "data" / "server_logs" / "decode-eager-h200.log"
 H200 = load_profile("h200-llama-3.1-8b")
 MOE = load_profile("h200-qwen3-30b-a3b")
 CPU = load_profile("cpu-blocking-pp2")
@@ -86,6 +88,7 @@ def test_graph_sizes_are_those_of_sglang() -> None:
     captured += [4096, 4608, 5120, 5632, 6144, 6656, 7168, 7680, 8192]
     assert list(prefill_graph_sizes(1 << 30)) == captured
     assert list(prefill_graph_sizes(2048)) == captured[: captured.index(2048) + 1]
+    assert f"num_tokens={list(prefill_graph_sizes(2048))}, avail mem=" in EAGER_LOG.read_text()
 
 
 def test_the_reference_deployment_resolves_its_auto_cap() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -12,6 +14,7 @@ from runner.machine.profile import load_profile
 from runner.machine.shape import ServerShape
 from runner.machine.stage import Launching, StageModel, distinct_experts, expert_imbalance
 
+DATA = Path(__file__).parents[1] / "data"
 RTX = load_profile("rtx-pro-6000-x8-kimi-k2.6")
 H200 = load_profile("h200-llama-3.1-8b")
 CPU = load_profile("cpu-blocking-pp2")
@@ -96,9 +99,23 @@ def test_graphs_are_replayed_up_to_the_largest_captured_size() -> None:
     assert native.launching(1, is_prefill=False) is Launching.EAGER
 
 
+def test_graphs_are_used_where_a_real_server_used_them() -> None:
+    """An H200 without decode graphs: SGLang's own words about each batch."""
+    model = StageModel(H200, ServerShape(cuda_graph=False, chunked_prefill_size=2048))
+    log = (DATA / "server_logs" / "decode-eager-h200.log").read_text(encoding="utf-8")
+    prefills = re.findall(r"Prefill batch, .*#new-token: (\d+),.*cuda graph: (True|False),", log)
+    decodes = re.findall(r"Decode batch, #running-req: (\d+),.*cuda graph: (True|False),", log)
+    assert {used for _, used in prefills} == {"True", "False"}
+    for found, is_prefill in ((prefills, True), (decodes, False)):
+        for tokens, used in found:
+            launching = model.launching(int(tokens), is_prefill=is_prefill)
+            assert (launching is not Launching.EAGER) == (used == "True"), tokens
+
+
 def test_prefills_are_replayed_in_pieces_up_to_the_largest_captured_size() -> None:
     model = StageModel(H200, ServerShape(cuda_graph=False))
     assert model.launching(1, is_prefill=False) is Launching.EAGER
+    assert model.launching(2, is_prefill=True) is Launching.PIECES
     assert model.launching(8192, is_prefill=True) is Launching.PIECES
     assert model.launching(8193, is_prefill=True) is Launching.EAGER
     pieces = model.cost(256, 1, Launching.PIECES)
