@@ -53,7 +53,8 @@ class Progress:
 
 def progress_of(results: Sequence[TrialResult], settings: StudySettings) -> Progress:
     """How far a study with these results is."""
-    done, wanted = counted(results), settings.search.trials
+    done = counted(results)
+    wanted = max(settings.search.trials, done)  # a study may be told to want fewer than it has
     history = [_past(result) for result in results]
     turns = [trial for trial in history if not trial.is_search and trial.retry_of is None]
     again = [trial for trial in last_of_bad(history) if is_tried_again(tries(history, trial))]

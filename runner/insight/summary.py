@@ -132,7 +132,8 @@ def count_words(results: Sequence[TrialResult], settings: StudySettings) -> str:
     parts = [f"{counts[o]} {o}" for o in COUNTED if counts[o]]
     rest = [_plural(repeats, "re-measurement")] if repeats else []
     rest += [f"{counts[o]} {o}" for o in Outcome if counts[o] and o not in COUNTED]
-    text = f"{counted(results)} of {settings.search.trials} trials"
+    done = counted(results)
+    text = f"{done} of {max(settings.search.trials, done)} trials"
     text += f": {', '.join(parts)}" if parts else ""
     return text + (f"; {', '.join(rest)}" if rest else "")
 

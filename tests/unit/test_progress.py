@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from runner.insight.progress import Progress, progress_of
+from runner.insight.summary import count_words
 from runner.trial import Outcome
 from tests.samples import make_result, make_settings
 
@@ -45,6 +46,12 @@ def test_a_study_without_re_measurements_says_nothing_of_them() -> None:
     none = replace(STUDY, measure=replace(STUDY.measure, finalists=0))
     unnamed = [replace(result, name=None) for result in SEARCHED]
     assert progress_of(unnamed, none).words == "4 of 4 trials done"
+
+
+def test_a_study_that_is_to_have_fewer_trials_than_it_has_counts_those() -> None:
+    fewer = replace(STUDY, search=replace(STUDY.search, trials=2))
+    assert progress_of(SEARCHED, fewer).words.startswith("4 of 4 trials done")
+    assert count_words(SEARCHED, fewer).startswith("4 of 4 trials: ")
 
 
 def test_a_study_that_is_extended_after_its_re_measurements_searches_on() -> None:
