@@ -14,7 +14,8 @@ NUMBERS = {
     "mem_fraction_static": "mem",
 }
 WORDS = frozenset({"attention_backend"})
-ORDER = (*SIZES, *NUMBERS, "cuda_graph", *WORDS)
+SHORT = {"cuda_graph_backend_decode": "graph", "cuda_graph_backend_prefill": "prefill-graph"}
+ORDER = (*SIZES, *NUMBERS, "cuda_graph", *SHORT, *WORDS)
 
 
 def setting_label(params: Params) -> str:
@@ -39,4 +40,6 @@ def _word(name: str, value: ParamValue) -> str:
     if name in WORDS:
         return str(value)
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return f"{NUMBERS[name]}{text}" if name in NUMBERS else f"{name}={text.lower()}"
+    return (
+        f"{NUMBERS[name]}{text}" if name in NUMBERS else f"{SHORT.get(name, name)}={text.lower()}"
+    )

@@ -15,7 +15,13 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from runner.errors import ConfigError
-from runner.forecast.setting import MODELLED, PlannedSetting, not_modelled, plan_setting
+from runner.forecast.setting import (
+    MODELLED,
+    PlannedSetting,
+    kept_apart,
+    not_modelled,
+    plan_setting,
+)
 from runner.label import setting_label
 from runner.machine.hardware import Profile
 from runner.machine.shape import Refusal
@@ -178,6 +184,8 @@ def _as_it_ran(
     known: dict[str, ParamValue] = {
         name: value for name, value in result.resolved.items() if name in MODELLED
     }
+    if "cuda_graph_backend_decode" in {**study.engine.args, **result.params}:
+        known.pop("cuda_graph", None)  # the same flag
     planned = plan_setting(study, profile, {**result.params, **known})
     if isinstance(planned, Refusal):
         sizes = {name: value for name, value in known.items() if name not in OF_MEMORY}
@@ -187,7 +195,6 @@ def _as_it_ran(
 
 def _identity(params: Params, planned: PlannedSetting) -> Hashable:
     """Equal for trials of one setting, whatever is set live and whatever memory a server finds."""
-    unmodelled = sorted((name, params[name]) for name in params if name not in MODELLED)
     return (
         replace(
             planned.shape,
@@ -201,7 +208,7 @@ def _identity(params: Params, planned: PlannedSetting) -> Hashable:
         planned.most_running,
         planned.dp_size,
         tuple(params.get(name) for name in ("cuda_graph_max_bs", *sorted(OF_MEMORY))),
-        tuple(unmodelled),
+        kept_apart(params),
     )
 
 

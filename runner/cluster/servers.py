@@ -141,7 +141,7 @@ class HttpServers:
         except LoadFailed:
             self._explain_failure()
             raise
-        run = merge_runs([future.result() for future in futures], plan)
+        run = merge_runs([future.result() for future in futures])
         self._on_all(lambda replica: replica.drain())
         return run
 

@@ -15,7 +15,7 @@ from enum import StrEnum
 
 from runner.forecast.findings import most_per_engine
 from runner.forecast.lengths import length_facts
-from runner.forecast.setting import MODELLED, PlannedSetting
+from runner.forecast.setting import PlannedSetting, kept_apart
 from runner.machine.hardware import Profile
 from runner.machine.shape import stage_layers, uses_graph, uses_prefill_graph
 from runner.settings import StudySettings
@@ -54,7 +54,7 @@ def flag_key(profile: Profile, planned: PlannedSetting) -> Hashable:
         resolved.max_total_tokens,
         resolved.cuda_graph_max_bs if has_graph else 0,
         uses_prefill_graph(profile, shape),
-        _unmodelled(planned),
+        kept_apart(planned.launch.server_args),
     )
 
 
@@ -78,7 +78,7 @@ def load_key(settings: StudySettings, profile: Profile, planned: PlannedSetting)
         min(graph_bs, cap),
         graph_bs > 0,
         uses_prefill_graph(profile, shape),
-        _unmodelled(planned),
+        kept_apart(planned.launch.server_args),
     )
 
 
@@ -87,11 +87,6 @@ def _layout(profile: Profile, planned: PlannedSetting) -> Hashable:
     depth = shape.pp_async_batch_depth if shape.pp_size > 1 else 0
     sizes = (shape.tp_size, shape.pp_size, shape.ep_size, planned.dp_size, depth)
     return (*sizes, planned.launch.replicas, stage_layers(profile.model.layers, shape))
-
-
-def _unmodelled(planned: PlannedSetting) -> Hashable:
-    args = planned.launch.server_args
-    return tuple(sorted((name, args[name]) for name in args if name not in MODELLED))
 
 
 def same_computation(
@@ -124,4 +119,4 @@ def near(one: float, other: float) -> bool:
 
 def may_be_near(one: PlannedSetting, other: PlannedSetting) -> bool:
     """Whether the model knows every difference of two settings."""
-    return _unmodelled(one) == _unmodelled(other)
+    return kept_apart(one.launch.server_args) == kept_apart(other.launch.server_args)

@@ -7,7 +7,7 @@ import math
 from runner.forecast.prediction import RungPrediction
 from runner.forecast.setting import PlannedSetting
 from runner.machine.hardware import Profile
-from runner.machine.shape import uses_graph
+from runner.machine.shape import ServerShape, uses_graph, uses_prefill_graph
 from runner.trial import LoadProtocol
 
 NEARLY_ALL = 0.9
@@ -27,11 +27,18 @@ def reason_words(
     waiting = _waiting(planned, rung, protocol)
     if waiting:
         parts.append(f"{waiting} of {rung.level:g} requests wait")
-    if not uses_graph(profile, shape):
-        parts.append("no CUDA graph")
+    parts.append(_graph_words(profile, shape))
     if planned.engines > 1:
         parts.append(f"{planned.engines} servers")
     return "; ".join(part for part in parts if part) or "one GPU, no pipeline"
+
+
+def _graph_words(profile: Profile, shape: ServerShape) -> str:
+    """What runs without CUDA graphs; a pipeline never has them for prefills."""
+    has_prefill = uses_prefill_graph(profile, shape)
+    if not uses_graph(profile, shape):
+        return "decode without CUDA graphs" if has_prefill else "no CUDA graphs"
+    return "" if has_prefill or shape.pp_size > 1 else "prefill without CUDA graphs"
 
 
 def _stage_words(planned: PlannedSetting, rung: RungPrediction, protocol: LoadProtocol) -> str:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 
 from runner.errors import ConfigError
 from runner.launch import CAP, LaunchPlan, as_int, live_cap, plan_launch, world_size
+from runner.machine.graphs import GRAPH_BACKENDS
 from runner.machine.hardware import Profile
 from runner.machine.profile import load_profile, profile_names
 from runner.machine.shape import (
@@ -21,14 +22,17 @@ from runner.machine.shape import (
     slots,
 )
 from runner.settings import StudySettings
-from runner.trial import Params
+from runner.trial import Params, ParamValue
 
 PP_SPECULATIVE = "SGLANG_ENABLE_PP_SPEC"
 EXCHANGE = "moe_a2a_backend"  # with one, SGLang sets ep_size itself
+GRAPH_PARAMETERS = frozenset({"cuda_graph_backend_decode", "cuda_graph_backend_prefill"})
+"""Modelled as far as they turn graphs on or off: other values are kept apart all the same."""
+
 MODELLED = frozenset(
     {
         *(field.name for field in fields(ServerShape)),
-        *("dp_size", "cuda_graph_backend_decode", "disable_prefill_cuda_graph"),
+        *("dp_size", "disable_prefill_cuda_graph", *GRAPH_PARAMETERS),
     }
 )
 # What changes no throughput, latency or watt, and so need not be modelled.
@@ -39,6 +43,12 @@ UNTIMED = frozenset(
         *("disable_cuda_graph", "watchdog_timeout", "fault", "fault_seed", "device"),
     }
 )
+
+
+def kept_apart(args: Params) -> tuple[tuple[str, ParamValue], ...]:
+    """What may set two servers apart although the model has the same for both."""
+    names = (n for n in args if n not in MODELLED or n in GRAPH_PARAMETERS)
+    return tuple(sorted((name, args[name]) for name in names))
 
 
 def not_modelled(names: Iterable[str]) -> tuple[str, ...]:
@@ -91,7 +101,11 @@ def plan_setting(
     As in a trial, a launch whose cap is searched gets room for every cap of the space.
     """
     args: Params = {**settings.engine.args, **params}
-    reason = _refused_gpus(settings, profile, args) or refused_rules(settings.engine.env, args)
+    reason = (
+        _refused_gpus(settings, profile, args)
+        or refused_rules(settings.engine.env, args)
+        or _refused_graphs(args)
+    )
     if reason is not None:
         return reason
     launch = plan_launch(settings, params)
@@ -124,6 +138,17 @@ def _refused_gpus(settings: StudySettings, profile: Profile, args: Params) -> Re
             RefusalKind.GPUS,
             f"hardware.gpus is {hardware.gpus}, {profile.name} has {profile.gpus}",
         )
+    return None
+
+
+def _refused_graphs(args: Params) -> Refusal | None:
+    """What the --help of a real server says of graphs; versions differ in it."""
+    if "cuda_graph" in args and "cuda_graph_backend_decode" in args:
+        return _rule("cuda_graph and cuda_graph_backend_decode are the same flag: give one of them")
+    for name in ("cuda_graph_backend_decode", "cuda_graph_backend_prefill"):
+        value = args.get(name)
+        if value is not None and value not in GRAPH_BACKENDS:
+            return _rule(f"{name} {value}: expected one of {', '.join(GRAPH_BACKENDS)}")
     return None
 
 

@@ -31,7 +31,7 @@ CUT_OFF_WORDS = (
     "Outputs are so long that rungs were cut off before they ended: their throughput may be far "
     "too low. Predict with shorter ones: --set workload.output_tokens=..."
 )
-LARGE = 0.1  # a share by which it matters how a load began
+LARGE = 0.05  # a share by which it matters how a load began
 PROTOCOL_WORDS = {
     LoadProtocol.CLOSED_LOOP: "closed loop",
     LoadProtocol.BURST: "burst",

@@ -213,8 +213,8 @@ def _basis_words(plan: StudyPlan) -> str:
     words += "a dash where one was enough. "
     words += (
         "One row a layout, at its best cap, and for what has the same numbers; alike are caps that "
-        "the closed form puts within 0.5 %. Rows that overlap with the best of them: baselines "
-        "first, then what is nearest to SGLang's defaults."
+        "the closed form puts within 0.5 %. From the best on, rows whose spreads overlap with "
+        "it stand together: baselines first, then what is nearest to SGLang's defaults."
     )
     if any(row.basis is Basis.CLOSED_FORM for row in rows):
         words += " ~ by the closed form only."
@@ -223,7 +223,7 @@ def _basis_words(plan: StudyPlan) -> str:
 
 def _cost(plan: StudyPlan) -> Iterator[Text]:
     cost, settings = plan.cost, plan.settings
-    trials = f"{cost.trials} trials and {cost.remeasured} re-measurements"
+    trials = f"{cost.trials} trials and up to {cost.remeasured} re-measurements"
     clock = ""
     if settings.engine.kind is EngineKind.EMULATED:
         clock = f" at time scale {settings.engine.time_scale:g}"

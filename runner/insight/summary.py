@@ -265,7 +265,7 @@ def _verdict(
     for name in dict.fromkeys(r.name for r in results if r.name and r.name not in measured):
         yield f"Baseline {name} has no value to compare with; see its reason above."
     yield from _claims_words(ranking)
-    yield _noise_words(ranking)
+    yield _noise_words(ranking, settings.measure.precision)
     yield from _unlike_words(ranking)
     yield from _unconfirmed_words(ranking, results)
     yield from start_words(ranking, settings)
@@ -365,14 +365,23 @@ def _comparison(ranking: Ranking, best: Setting, baseline: Setting) -> str:
     )
 
 
-def _noise_words(ranking: Ranking) -> str:
+def _noise_source(ranking: Ranking, *, is_floor: bool) -> str:
+    """What the noise comes from; `is_floor`: it is the precision that the study wants."""
     repeats = sum(len(setting.measurements) - 1 for setting in ranking.measured)
-    again = _plural(repeats, "re-measurement")
-    claimed = [setting for setting in ranking.measured if ranking.halfwidth(setting) is not None]
-    source = f"from {again}" if repeats else "nothing was measured twice"
-    if claimed and not repeats:
-        source = "the median of what re-measurements claim"
+    is_claimed = any(ranking.halfwidth(setting) is not None for setting in ranking.measured)
+    if repeats:
+        again = _plural(repeats, "re-measurement")
+        less = f"measure.precision; {again} differ{'s' if repeats == 1 else ''} by less"
+        return less if is_floor else f"from {again}"
+    if is_claimed:
+        less = "measure.precision; re-measurements claim less"
+        return less if is_floor else "the median of what re-measurements claim"
+    return "measure.precision; nothing was measured twice"
+
+
+def _noise_words(ranking: Ranking, precision: float) -> str:
     noise = "above 100 %" if ranking.noise > 1.0 else f"{100.0 * ranking.noise:.1f} %"
+    source = _noise_source(ranking, is_floor=ranking.noise <= precision)
     words = f"Noise of one measurement: {noise} ({source})."
     rivals = [f"#{setting.number}" for setting in ranking.contenders if setting is not ranking.best]
     names = ", ".join(rivals[:MOST_RIVALS]) or "none"

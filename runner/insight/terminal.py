@@ -131,7 +131,8 @@ def event_line(event: Event, session: Session, now_s: float) -> str:
             return f"#{session.trial.number} {words}" if session.trial and words else ""
         case RungDone(number, rung):
             rates = _rates(rung.output_throughput, rung.power_w)
-            doubt = "" if rung.valid else f"; not valid: {', '.join(rung.reasons)}"
+            unfair = "; " if rung.cut_below is not None else "; not valid: "
+            doubt = "" if rung.valid else f"{unfair}{', '.join(rung.reasons)}"
             notes = "".join(f"; note: {note}" for note in rung.notes)
             return f"#{number} C={rung.concurrency} done: {rates}{doubt}{notes}"
         case TrialDone(result):

@@ -16,10 +16,8 @@ from runner.errors import Interrupted
 from runner.load.client import Target
 from runner.load.phase import LoadProgress, Phase
 from runner.measure.batches import rate_in, token_times
-from runner.measure.counted import drift_reason
 from runner.measure.hopeless import HOPELESS
-from runner.measure.window import longest_ramp_s
-from runner.trial import ClientHealth, LoadPlan, LoadProtocol, LoadRun
+from runner.trial import ClientHealth, LoadPlan, LoadRun
 
 __all__ = ["LoadGenerator", "LoadProgress", "merge_runs"]
 
@@ -80,13 +78,11 @@ def allow_connections() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
 
 
-def merge_runs(runs: Sequence[LoadRun], plan: LoadPlan) -> LoadRun:
-    """The shards of one phase of this plan as one run, over the window they have in common.
+def merge_runs(runs: Sequence[LoadRun]) -> LoadRun:
+    """The shards of one phase as one run, over the window they have in common.
 
     Each shard ends by its own rule, so the windows differ. The common one is steady when every
-    shard's is, or all of them together do not drift in it (a shard whose own rate drifts goes on
-    when others have ended, alone), and it is at least half as long as the shortest: less of it
-    says too little.
+    shard's is and it is at least half as long as the shortest: less of it says too little.
 
     A shard that ends early as hopeless leaves the servers to the others, so where such a shard
     ends first, its window is the common one: all of them ran in it. Only where they were hopeless
@@ -103,20 +99,8 @@ def merge_runs(runs: Sequence[LoadRun], plan: LoadPlan) -> LoadRun:
     end_s = min(run.window_end_s for run in runs)
     shortest_s = min(run.window_end_s - run.window_start_s for run in runs)
     is_long = end_s - start_s >= SHORTEST_COMMON * shortest_s and end_s > start_s
-    merged = _merge(runs, start_s, max(end_s, start_s))
-    is_steady = all(run.is_steady for run in runs) or _is_steady_together(runs, merged, plan)
-    return replace(merged, is_steady=is_long and is_steady)
-
-
-def _is_steady_together(runs: Sequence[LoadRun], merged: LoadRun, plan: LoadPlan) -> bool:
-    """Whether shards that are not all steady by themselves are so together."""
-    is_cut = any(run.cut_below is not None for run in runs)
-    if is_cut or plan.is_warmup or plan.protocol is LoadProtocol.BURST:
-        return False
-    ramps_s = [run.window_start_s - run.started_s for run in runs if not run.is_steady]
-    if max(ramps_s) >= longest_ramp_s(plan):  # cut off
-        return False
-    return drift_reason(merged, plan, merged.window) is None
+    is_steady = is_long and all(run.is_steady for run in runs)
+    return replace(_merge(runs, start_s, max(end_s, start_s)), is_steady=is_steady)
 
 
 def _merge(runs: Sequence[LoadRun], start_s: float, end_s: float) -> LoadRun:

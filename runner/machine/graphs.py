@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 NO_GRAPHS = "disabled"
+GRAPH_BACKENDS = ("breakable", "full", NO_GRAPHS)
 FEWEST_GRAPH_TOKENS, MOST_GRAPH_TOKENS = 2, 8192
 """Prefills of fewer or of more tokens replay no graph: SGLang 0.5.16 does for 3, never for 1."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from runner.machine.graphs import NO_GRAPHS, graph_backend, graph_sizes
+from runner.machine.graphs import NO_GRAPHS, graph_backend, graph_sizes, prefill_graph_sizes
 from runner.machine.hardware import Profile
 from runner.trial import Params, ParamValue
 
@@ -208,6 +208,13 @@ def uses_prefill_graph(profile: Profile, shape: ServerShape) -> bool:
     asked = shape.cuda_graph_backend_prefill
     is_on = shape.pp_size == 1 if asked is None else asked != NO_GRAPHS
     return is_on and _can_capture(profile, shape)
+
+
+def prefill_sizes(profile: Profile, shape: ServerShape, resolved: ResolvedShape) -> tuple[int, ...]:
+    """The numbers of prompt tokens whose prefills are captured; empty: none."""
+    if not uses_prefill_graph(profile, shape):
+        return ()
+    return prefill_graph_sizes(resolved.chunk_tokens)
 
 
 def _can_capture(profile: Profile, shape: ServerShape) -> bool:

@@ -12,14 +12,14 @@ import math
 from enum import Enum, auto
 from typing import NamedTuple
 
-from runner.machine.graphs import FEWEST_GRAPH_TOKENS, MOST_GRAPH_TOKENS
+from runner.machine.graphs import FEWEST_GRAPH_TOKENS
 from runner.machine.hardware import Backend, GpuHardware, Profile
 from runner.machine.shape import (
     ServerShape,
+    prefill_sizes,
     resolve,
     stage_layers,
     uses_graph,
-    uses_prefill_graph,
 )
 
 OVERLAP_LOSS = 0.4
@@ -69,7 +69,7 @@ class StageModel:
         resolved = resolve(profile, shape)
         self._backend = profile.backends.get(resolved.attention_backend, Backend())
         self._graph_max_bs = resolved.cuda_graph_max_bs if uses_graph(profile, shape) else 0
-        self._graph_max_tokens = MOST_GRAPH_TOKENS if uses_prefill_graph(profile, shape) else 0
+        self._graph_max_tokens = max(prefill_sizes(profile, shape, resolved), default=0)
         self._known: dict[tuple[int, int, Launching], BatchCost] = {}
         self.kv_s = self._kv_s()
 

@@ -8,10 +8,10 @@ from runner.machine.graphs import MOST_GRAPH_TOKENS, graph_sizes, prefill_graph_
 from runner.machine.hardware import Profile
 from runner.machine.shape import (
     ServerShape,
+    prefill_sizes,
     resolve,
     stage_weight_bytes,
     uses_graph,
-    uses_prefill_graph,
 )
 
 
@@ -49,13 +49,11 @@ def start_phases(profile: Profile, shape: ServerShape) -> StartPhases:
     """How long each phase of a start takes."""
     start = profile.start
     resolved = resolve(profile, shape)
-    decode_s = prefill_s = 0.0
+    decode_s = 0.0
     if uses_graph(profile, shape):
         decode_s = start.graph_size_s * len(graph_sizes(resolved.cuda_graph_max_bs))
-    if uses_prefill_graph(profile, shape):
-        every = len(prefill_graph_sizes(MOST_GRAPH_TOKENS))
-        sizes = len(prefill_graph_sizes(resolved.chunk_tokens))
-        prefill_s = start.prefill_graphs_s * sizes / every
+    every = len(prefill_graph_sizes(MOST_GRAPH_TOKENS))
+    prefill_s = start.prefill_graphs_s * len(prefill_sizes(profile, shape, resolved)) / every
     return StartPhases(
         import_s=start.import_s,
         init_s=start.init_s,

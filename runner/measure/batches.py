@@ -17,8 +17,8 @@ from runner.trial import LoadRun, RequestStatus
 BATCHES = 10
 FEWEST_PERIODS = 3
 DRIFT = 0.1
-DRIFT_OF_TWO = 0.2
-"""A server that stops for half a second makes one batch of three seconds slower by a sixth."""
+DRIFT_OF_TWO = 0.15
+"""A server that stops for 0.45 s makes one batch of three seconds slower by a seventh."""
 SWING = 0.5
 
 
@@ -57,10 +57,11 @@ def drift_of(rates: Sequence[float]) -> tuple[float, float]:
     if half == 1:
         return drift, 0.0
     step = (statistics.variance(first) + statistics.variance(last)) / 2
+    places = (*range(half), *range(len(rates) - half, len(rates)))
     both = (*first, *last)
-    slope, start = statistics.linear_regression(range(2 * half), both)
-    line = math.fsum((rate - start - slope * at) ** 2 for at, rate in enumerate(both))
-    scatter = min(step, line / (2 * half - 2))
+    slope, start = statistics.linear_regression(places, both)
+    left = (rate - start - slope * at for at, rate in zip(places, both, strict=True))
+    scatter = min(step, math.fsum(each * each for each in left) / (2 * half - 2))
     return drift, student_t(2 * half - 2) * math.sqrt(2 * scatter / half)
 
 

@@ -13,6 +13,7 @@ from runner.measure.batches import rate_in, token_times
 from runner.measure.energy import by_gpu, longest_gap_s, spans
 from runner.measure.hopeless import HOPELESS
 from runner.measure.restarts import FEWEST
+from runner.measure.window import longest_ramp_s
 from runner.trial import (
     GpuEnergy,
     LoadPlan,
@@ -92,9 +93,21 @@ def is_unsteady(rung: RungRecord, plan: LoadPlan) -> bool:
     then, and the interval is theirs: what they creep by on the mean is in it (measure/restarts.py).
     A burst that was given up is always unfair.
     """
-    count = len(rung.counted)
-    is_claimed = count >= FEWEST and plan.protocol is not LoadProtocol.BURST
-    return drifting(rung) > ((count - 1) // 2 if is_claimed else 0)
+    loads = rung.counted
+    usual_s = statistics.median(load.window_end_s - load.window_start_s for load in loads)
+    is_claimed = len(loads) >= FEWEST and plan.protocol is not LoadProtocol.BURST
+    if not is_claimed or any(_is_unfinished(load, plan, usual_s) for load in loads):
+        return drifting(rung) > 0
+    return drifting(rung) > (len(loads) - 1) // 2
+
+
+def _is_unfinished(load: LoadRun, plan: LoadPlan, usual_s: float) -> bool:
+    """Whether a load is not steady for another reason than drift.
+
+    Its ramp-up was cut off, or its shards hardly ran together (load/generator.py).
+    """
+    length_s, ramp_s = load.window_end_s - load.window_start_s, load.window_start_s - load.started_s
+    return not load.is_steady and (length_s < usual_s / 2 or ramp_s >= longest_ramp_s(plan))
 
 
 def _drift(rung: RungRecord, plan: LoadPlan) -> str | None:
@@ -102,7 +115,7 @@ def _drift(rung: RungRecord, plan: LoadPlan) -> str | None:
         return None
     count = len(rung.counted)
     which = "" if count == 1 else f" in {drifting(rung)} of {count} restarts"
-    return f"not steady{which}: the token rate still drifted when the longest window ended"
+    return f"not steady{which}: the token rate drifted within its window"
 
 
 def _silence(rung: RungRecord) -> str | None:
@@ -223,8 +236,8 @@ def _drifted(rung: RungRecord, plan: LoadPlan) -> str | None:
     if not drifting(rung) or is_unsteady(rung, plan):
         return None
     return (
-        f"the token rate still drifted in {drifting(rung)} of {len(rung.counted)} restarts when "
-        "the longest window ended; the interval takes it in"
+        f"the token rate drifted in {drifting(rung)} of {len(rung.counted)} restarts; the interval "
+        "of the throughput takes it in"
     )
 
 

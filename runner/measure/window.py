@@ -12,12 +12,12 @@ duration. The window opens when
 
 Requests that were sent together finish together, and the token rate then swings once per period,
 so a window ends only where a whole number of periods ends: at the first such place where it holds
-`min_periods` of them, is at least `min_window_s` long and steady. After `max_window_s` it ends at
-the last such place that leaves it `min_window_s`, or at once if there is none. It is steady when it
-does not drift: the mean rates of the first and of the last half of its batches differ by at most a
-tenth (half, when it holds fewer than two periods: a swing cannot be told from drift there; a fifth,
-when each half is one batch and their scatter cannot be told), or by no more than their scatter
-explains; and when its ramp-up was not cut off, which happens after `max_ramp_s`, by default half an
+`min_periods` of them and is at least `min_window_s` long. After `max_window_s` it ends at the last
+such place that leaves it `min_window_s`, or at once if there is none. It is steady when it does not
+drift: the mean rates of the first and of the last half of its batches differ by at most a tenth
+(half, when it holds fewer than two periods: a swing cannot be told from drift there; 15 %, when
+each half is one batch and their scatter cannot be told), or by no more than their scatter explains;
+and when its ramp-up was not cut off, which happens after `max_ramp_s`, by default half an
 hour, or 24 times `max_window_s` where that is longer. A drift slower than that is seen only by
 comparing restarts of the load: measure/restarts.py.
 
@@ -117,9 +117,7 @@ class WindowRule:
         length_s = now_s - self._curve.start_s
         is_whole = is_period_end and self._periods >= plan.min_periods
         if is_whole and length_s >= plan.min_window_s:
-            window = self._close(self._curve, now_s)
-            if window.is_steady:
-                return window
+            return self._close(self._curve, now_s)
         if length_s < plan.max_window_s:
             return None
         end_s = self._last_end_s(self._curve.start_s + plan.min_window_s, now_s)

@@ -96,9 +96,9 @@ class Load:
 # The load generator, as a process of its own.
 
 
-def burst_of(streams: int, tokens: int) -> LoadPlan:
-    """So many requests at once, of so many output tokens each."""
-    return LoadPlan(
+def run_client(url: str, streams: int, tokens: int, place: tuple[int, int], out: Path) -> None:
+    """Drive one shard of a burst; what it found and the CPU time it took go to a file."""
+    plan = LoadPlan(
         phase="bench",
         protocol=LoadProtocol.BURST,
         concurrency=streams,
@@ -107,11 +107,6 @@ def burst_of(streams: int, tokens: int) -> LoadPlan:
         seed=time.time_ns(),
         max_window_s=600.0,
     )
-
-
-def run_client(url: str, streams: int, tokens: int, place: tuple[int, int], out: Path) -> None:
-    """Drive one shard of a burst; what it found and the CPU time it took go to a file."""
-    plan = burst_of(streams, tokens)
     generator = LoadGenerator(Clock())
     cpu_s = time.process_time()
     run = generator.run(plan, [Target(0, url)], *place)
@@ -138,7 +133,7 @@ def own_figures(load: Load) -> Figures:
                 raise SystemExit("the load generator failed")
         told = read_report(url)
         loaded = [pickle.loads(out.read_bytes()) for out in outs]
-    run = merge_runs([each[0] for each in loaded], burst_of(load.streams, load.tokens))
+    run = merge_runs([each[0] for each in loaded])
     tokens = sum(record.output_tokens for record in run.records)
     window_s = sum(each.window_end_s - each.window_start_s for each, _ in loaded)
     busy = statistics.fmean(each.client.cpu_share for each, _ in loaded) * window_s

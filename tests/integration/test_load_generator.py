@@ -302,7 +302,7 @@ def test_shards_share_one_load_and_abort_only_their_own() -> None:
             thread.start()
         for thread in threads:
             thread.join()
-    merged = merge_runs(runs, plan)
+    merged = merge_runs(runs)
     assert len({record.request_id for record in merged.records}) == len(merged.records)
     assert all(record.status is not RequestStatus.FAILED for record in merged.records)
     cut = {r.request_id for r in merged.records if r.status is RequestStatus.CUT}
@@ -325,7 +325,7 @@ def test_shards_that_hardly_ran_together_are_not_steady(
 ) -> None:
     health = ClientHealth(0.1, 0.0)
     runs = [LoadRun((), start_s, start_s, end_s, True, health) for start_s, end_s in windows]
-    assert merge_runs(runs, LOOP).is_steady is is_steady
+    assert merge_runs(runs).is_steady is is_steady
 
 
 def shard_of(start_s: float, end_s: float, rate: float, cut_below: float | None = None) -> LoadRun:
@@ -338,41 +338,22 @@ def shard_of(start_s: float, end_s: float, rate: float, cut_below: float | None 
     return LoadRun((record,), 0.0, start_s, end_s, is_steady, health, cut_below=cut_below)
 
 
-@pytest.mark.parametrize(
-    ("change", "max_ramp_s", "is_steady"),
-    [(1.0, None, True), (3.0, None, False), (1.0, 2.0, False)],
-)
-def test_a_shard_that_went_on_alone_is_judged_by_what_all_made_together(
-    change: float, max_ramp_s: float | None, *, is_steady: bool
-) -> None:
-    """`change`: how much faster both get in the middle of the window that they have in common."""
-    early = [place / 20 for place in range(1, 120)]
-    late = [6.0 + place / (20 * change) for place in range(round(20 * change * 6))]
-    record = shard_of(2.0, 10.0, 1.0).records[0]
-    records = (replace(record, token_s=(*early, *late), output_tokens=999),)
-    whole = replace(shard_of(2.0, 10.0, 1.0), records=records)
-    alone = replace(whole, window_end_s=30.0, is_steady=False)
-    merged = merge_runs([whole, alone], replace(LOOP, max_ramp_s=max_ramp_s))
-    assert (merged.window, merged.is_steady) == ((2.0, 10.0), is_steady)
-    assert not merge_runs([whole, alone], BURST).is_steady
-
-
 def test_the_shard_that_ends_first_as_hopeless_gives_its_window() -> None:
     # Without the first one the second has the server for itself, and gets fast.
     cut, later = shard_of(5.0, 9.0, 2.0, cut_below=20.0), shard_of(10.0, 40.0, 3.0)
-    merged = merge_runs([later, cut], LOOP)
+    merged = merge_runs([later, cut])
     assert (merged.window, merged.is_steady, merged.cut_below) == ((5.0, 9.0), False, 20.0)
 
 
 def test_shards_that_were_not_hopeless_together_are_not_steady() -> None:
     cut, fast = shard_of(5.0, 9.0, 2.0, cut_below=20.0), shard_of(4.0, 40.0, 12.0)
-    merged = merge_runs([cut, fast], LOOP)
+    merged = merge_runs([cut, fast])
     assert (merged.window, merged.is_steady, merged.cut_below) == ((5.0, 9.0), False, None)
 
 
 def test_a_shard_that_ends_as_hopeless_behind_the_others_decides_nothing() -> None:
     whole, cut = shard_of(2.0, 9.0, 2.0), shard_of(4.0, 40.0, 2.0, cut_below=20.0)
-    merged = merge_runs([whole, cut], LOOP)
+    merged = merge_runs([whole, cut])
     assert (merged.window, merged.is_steady, merged.cut_below) == ((4.0, 9.0), False, None)
 
 
@@ -391,7 +372,7 @@ def test_shards_of_a_hopeless_load_end_early_by_their_share_of_the_streams() -> 
         for thread in threads:
             thread.join()
     assert [run.cut_below for run in runs.values()] == [1e6, 1e6]
-    merged = merge_runs(list(runs.values()), plan)
+    merged = merge_runs(list(runs.values()))
     assert (merged.cut_below, merged.is_steady) == (1e6, False)
     assert all(record.status is not RequestStatus.FAILED for record in merged.records)
 

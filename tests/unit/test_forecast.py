@@ -233,6 +233,12 @@ def test_limits_are_judged_at_their_percentile() -> None:
         ({"pp_size": 8, "attention_backend": "fa3"}, RefusalKind.BACKEND, "fa3"),
         ({"pp_size": 8, "speculative_algorithm": "EAGLE"}, RefusalKind.VERSION, "speculative"),
         ({"pp_size": 8, "moe_dp_size": 2}, RefusalKind.VERSION, "moe_dp_size"),
+        ({"pp_size": 8, "cuda_graph_backend_prefill": "foo"}, RefusalKind.VERSION, "one of break"),
+        (
+            {"pp_size": 8, "cuda_graph": True, "cuda_graph_backend_decode": "full"},
+            RefusalKind.VERSION,
+            "are the same flag: give one of them",
+        ),
         ({"tp_size": 8, "chunked_prefill_size": 100, "page_size": 64}, RefusalKind.VERSION, "64"),
     ],
 )

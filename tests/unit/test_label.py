@@ -20,6 +20,7 @@ from tests.samples import PARAMS
         ({"tp_size": 1, "pp_size": 1}, "tp1"),
         ({"pp_size": 1}, "pp1"),
         ({"attention_backend": "fa3", "x": 2, "cuda_graph": True}, "graph fa3 x=2"),
+        ({"cuda_graph_backend_prefill": "disabled"}, "prefill-graph=disabled"),
         ({}, "defaults"),
     ],
 )

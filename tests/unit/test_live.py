@@ -98,6 +98,13 @@ def test_a_rung_that_does_not_count_says_why() -> None:
     )
 
 
+def test_a_rung_that_was_cut_short_is_not_called_unfair() -> None:
+    rung = make_rung(8, 10.0, valid=False, reasons=("cut short: at 10 tokens/s",))
+    line = plain_lines(START, TRIAL, RungDone(7, replace(rung, cut_below=40.0)))[-1]
+    assert line.endswith("; cut short: at 10 tokens/s")
+    assert "not valid" not in line
+
+
 def test_plain_progress_is_at_most_one_line_in_ten_seconds() -> None:
     stream, wall = io.StringIO(), Wall()
     view = PlainView(stream, wall)

@@ -198,6 +198,33 @@ def test_a_cap_that_is_never_reached_is_the_same_simulation() -> None:
     assert one == other
 
 
+def test_what_runs_graphs_keeps_settings_apart() -> None:
+    """Whether there are any is modelled; which, is not."""
+    for name in ("cuda_graph_backend_prefill", "cuda_graph_backend_decode"):
+        backends = ("breakable", "full", "disabled")
+        assert same(STUDY, *({"tp_size": 8, name: backend} for backend in backends)) == ()
+    off: Params = {"tp_size": 8, "disable_prefill_cuda_graph": True}
+    assert same(STUDY, {"tp_size": 8}, off) == ()
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"cuda_graph": True}, None),
+        ({"cuda_graph": False}, "decode without CUDA graphs"),
+        ({"disable_cuda_graph": True}, "no CUDA graphs"),
+        ({"cuda_graph_backend_prefill": "disabled"}, "prefill without CUDA graphs"),
+        ({"pp_size": 8, "tp_size": 1}, None),
+        ({"pp_size": 8, "tp_size": 1, "cuda_graph": False}, "no CUDA graphs"),
+    ],
+)
+def test_reasons_say_what_runs_without_graphs(params: Params, words: str | None) -> None:
+    study = small_study(baselines=(Baseline("it", {"tp_size": 8, **params}),))
+    (row,) = make_plan(study, top=1).baselines
+    assert ("CUDA graphs" in row.reason) == (words is not None)
+    assert (words or "") in row.reason
+
+
 def test_parameters_that_the_model_does_not_know_keep_settings_apart() -> None:
     one: Params = {"tp_size": 8}
     assert same(STUDY, one, {**one, "schedule_policy": "lpm"}) == ()

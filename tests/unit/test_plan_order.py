@@ -96,7 +96,7 @@ def test_what_was_measured_on_two_gpus_says_nothing_of_four(tp_size: int, is_tol
     for stream in (answer, plan):
         words = " ".join(stream.getvalue().split())
         assert ("measured with servers of at most 2 GPUs only" in words) is is_told
-        assert "fitted to 41 measured points" in words
+        assert "fitted to 41 measured throughputs" in words
 
 
 def test_profiles_that_say_nothing_were_measured_whole() -> None:

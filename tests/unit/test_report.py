@@ -143,6 +143,20 @@ def test_verdict_says_what_won_by_how_much_and_how_often_it_was_measured() -> No
     assert "Not to be told from the best: #4." in text
 
 
+@pytest.mark.parametrize(
+    ("again", "said"),
+    [
+        (None, "Noise of one measurement: 1.0 % (measure.precision; nothing was measured twice)"),
+        (100.1, "1.0 % (measure.precision; 1 re-measurement differs by less)"),
+        (105.0, " % (from 1 re-measurement)"),
+    ],
+)
+def test_verdict_says_where_the_noise_comes_from(again: float | None, said: str) -> None:
+    results = [make_result(0, 100.0), make_result(1, 90.0)]
+    results += [] if again is None else [make_result(2, again, repeat_of=0)]
+    assert said in " ".join(printed(results).split())
+
+
 def test_verdict_of_a_study_in_which_nothing_worked() -> None:
     text = printed([make_result(0, None, name="pp8-auto")])
     assert "No setting was measured to its end" in text

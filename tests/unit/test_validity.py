@@ -99,7 +99,7 @@ def test_a_fair_rung_has_no_reasons() -> None:
 @pytest.mark.parametrize(
     ("rung", "reason"),
     [
-        (with_load(is_steady=False), "not steady: the token rate still drifted"),
+        (with_load(is_steady=False), "not steady: the token rate drifted within its window"),
         (
             with_load(client=ClientHealth(0.95, 0.0)),
             "the load generator was the limit: it used 95% of a core (at most 90%)",
@@ -161,6 +161,15 @@ def test_a_claim_from_restarts_bears_some_that_drift(
     )
     burst = replace(PLAN, protocol=LoadProtocol.BURST)
     assert not judge_rung(replace(RUNG, loads=tuple(loads)), (), burst).valid
+
+
+@pytest.mark.parametrize("change", [{"window_end_s": 9.0}, {"started_s": -3000.0}])
+def test_a_restart_that_is_unsteady_for_another_reason_than_drift_voids_the_claim(
+    change: dict[str, float],
+) -> None:
+    """Shards that hardly ran together; a ramp-up that was cut off."""
+    loads = (LOAD, LOAD, replace(LOAD, is_steady=False, **change))  # type: ignore[arg-type]
+    assert not judge_rung(replace(RUNG, loads=loads), (), PLAN).valid
 
 
 def test_silence_is_named() -> None:

@@ -140,6 +140,16 @@ def test_a_drifting_rung_that_may_be_good_is_invalid() -> None:
     assert result.outcome is Outcome.INVALID
 
 
+def test_a_rung_that_is_unfair_in_another_way_is_tried_again_although_a_restart_drifts() -> None:
+    driver = Driver(study(), reason="still far behind")
+    rung = record(driver.keeper.plans[0], 0)
+    (load,) = (replace(each, client=ClientHealth(0.95, 0.0)) for each in rung.loads)
+    loads = (replace(load, is_steady=False), load, load)
+    assert not driver.keeper.go_on(replace(rung, loads=loads))
+    assert driver.asked == []
+    assert conclude(IDENTITY, MEASURED, driver.keeper, launch=3).outcome is Outcome.INVALID
+
+
 def cut_short(rung: RungRecord, worth: float) -> RungRecord:
     load = replace(rung.loads[0], is_steady=False, cut_below=worth)
     return replace(rung, loads=(load,))

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TypeAlias
 
+from runner.machine.graphs import GRAPH_BACKENDS
+
 ArgValue: TypeAlias = bool | int | float | str | list[int] | None
 
 VERSION = "0.5.23-emulated"
@@ -48,8 +50,8 @@ CHOICES: Mapping[str, tuple[str | None, tuple[str, ...]]] = {
     "attention_backend": (None, ATTENTION_BACKENDS),
     "decode_attention_backend": (None, ATTENTION_BACKENDS),
     "prefill_attention_backend": (None, ATTENTION_BACKENDS),
-    "cuda_graph_backend_decode": (None, ("full", "breakable", "disabled")),
-    "cuda_graph_backend_prefill": (None, ("breakable", "full", "disabled")),
+    "cuda_graph_backend_decode": (None, GRAPH_BACKENDS),
+    "cuda_graph_backend_prefill": (None, GRAPH_BACKENDS),
     "load_format": ("auto", LOAD_FORMATS),
     "moe_runner_backend": ("auto", MOE_RUNNER_BACKENDS),
     "moe_a2a_backend": ("none", MOE_A2A_BACKENDS),

@@ -11,7 +11,7 @@ from runner.engines.emulator.answers import GenerateOptions
 from runner.engines.emulator.faults.active import ActiveFaults
 from runner.engines.emulator.flag_table import ArgValue
 from runner.engines.emulator.flags import Flags, setting_values
-from runner.machine.graphs import NO_GRAPHS, graph_backend, graph_sizes, prefill_graph_sizes
+from runner.machine.graphs import NO_GRAPHS, graph_backend, graph_sizes
 from runner.machine.hardware import Profile
 from runner.machine.shape import (
     PARTITION_VARIABLE,
@@ -19,9 +19,9 @@ from runner.machine.shape import (
     ServerShape,
     highest_live_cap,
     partition_of,
+    prefill_sizes,
     resolve,
     uses_graph,
-    uses_prefill_graph,
 )
 from runner.machine.start import StartPhases, start_phases
 
@@ -70,9 +70,13 @@ class ServerSetup:
     @property
     def prefill_graph_sizes(self) -> tuple[int, ...]:
         """The numbers of prompt tokens whose prefills are captured; empty: none."""
-        if not uses_prefill_graph(self.profile, self.shape):
-            return ()
-        return prefill_graph_sizes(self.resolved.chunk_tokens)
+        return prefill_sizes(self.profile, self.shape, self.resolved)
+
+    @property
+    def prefill_backend(self) -> str:
+        """What runs the graphs of prefills."""
+        asked = self.shape.cuda_graph_backend_prefill or "breakable"
+        return asked if self.prefill_graph_sizes else NO_GRAPHS
 
     @property
     def graph_label(self) -> str:
@@ -174,9 +178,8 @@ def cuda_graph_config(setup: ServerSetup) -> dict[str, dict[str, object]]:
         "bs": list(setup.graph_sizes),
         "tc_compiler": "eager",
     }
-    asked = setup.shape.cuda_graph_backend_prefill or "breakable"
     prefill: dict[str, object] = {
-        "backend": asked if uses_prefill_graph(setup.profile, setup.shape) else NO_GRAPHS,
+        "backend": setup.prefill_backend,
         "max_bs": setup.resolved.chunked_prefill_size,
         "tc_compiler": "eager",
     }

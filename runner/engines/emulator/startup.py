@@ -156,7 +156,7 @@ class Startup:
             return
         available = self._available(self._used_bytes - self._graph_bytes)
         log.write_ranks(
-            "Capture target prefill CUDA graph begin. backend=breakable, "
+            f"Capture target prefill CUDA graph begin. backend={self._setup.prefill_backend}, "
             f"num_tokens={list(sizes)}, avail mem={available}"
         )
         seconds = self._setup.phases.prefill_graphs_s
