@@ -193,12 +193,12 @@ def run_report(args: argparse.Namespace) -> int:
     results, idle = store.results(), store.read_idle() or ()
     if args.html:
         write_page(args.html, html_page(results, settings, idle))
+    state = store.progress().state
     if args.json:
-        print(json.dumps(report_document(results, settings, idle)))
+        print(json.dumps(report_document(results, settings, idle, state)))
     elif args.html:
         print(f"wrote {args.html}")
     else:
-        state = store.progress().state
         print_report(results, settings, sys.stdout, state, home_option(args.home), idle)
     return 0
 

@@ -197,8 +197,8 @@ def show_report(request: SessionRequest) -> None:
     settings = request.settings
     store = StudyStore(request.home, settings.name)
     results, idle = store.results(), store.read_idle() or ()
-    if request.as_json:
-        print(json.dumps(report_document(results, settings, idle)))
-        return
     state = store.progress().state
+    if request.as_json:
+        print(json.dumps(report_document(results, settings, idle, state)))
+        return
     print_report(results, settings, sys.stdout, state, request.home_option, idle)

@@ -15,6 +15,7 @@ from runner.machine.hardware import Backend, Profile
 
 TWOFOLD = math.log(2.0)
 RANKS_FACTOR = "host.eager_ranks_factor"
+EAGER_LAYER = "host.eager_layer_s"
 # Dotted name, and the standard deviation of log(true / in the profile) before anything is measured.
 NUMBERS = (
     ("gpu.bandwidth_bytes_per_s", 0.15),
@@ -29,7 +30,7 @@ NUMBERS = (
     ("model.routing_overlap", 0.5),  # of its logit
     ("host.schedule_s", TWOFOLD),
     ("host.graph_launch_s", TWOFOLD),
-    ("host.eager_layer_s", TWOFOLD),
+    (EAGER_LAYER, TWOFOLD),
     ("host.piece_s", TWOFOLD),
     ("host.result_s", TWOFOLD),
     ("host.result_request_s", TWOFOLD),

@@ -18,7 +18,7 @@ from runner.calibration.calibrate import (
     QuantityErrors,
 )
 from runner.calibration.files import CalibrationFiles, point_documents
-from runner.calibration.parameters import RANKS_FACTOR, absent_from
+from runner.calibration.parameters import EAGER_LAYER, RANKS_FACTOR, absent_from
 from runner.calibration.points import Quantity, knows_ranks_factor
 from runner.calibration.verdict import Verdict
 from runner.insight.forecast_view import show
@@ -177,10 +177,14 @@ def _kept_words(calibration: Calibration) -> Iterator[str]:
             by_reason.setdefault(each.reason or "", []).append(each.parameter.name)
     for reason, names in by_reason.items():
         yield f"Not identified, kept as before ({reason}): {', '.join(names)}."
-    if not knows_ranks_factor(calibration.evidence):
+    is_eager_known = any(
+        each.parameter.name == EAGER_LAYER and each.verdict is not Verdict.NOT_IDENTIFIED
+        for each in calibration.parameters
+    )
+    if is_eager_known and not knows_ranks_factor(calibration.evidence):
         yield (
             f"Not fitted: {RANKS_FACTOR}. No server of one GPU without CUDA graphs was measured, "
-            "so host.eager_layer_s stands for both."
+            f"so {EAGER_LAYER} stands for both."
         )
     if absent := absent_from(calibration.start):
         yield (

@@ -35,9 +35,15 @@ LEGEND = {
 
 
 def report_document(
-    results: Sequence[TrialResult], settings: StudySettings, idle: Sequence[IdleGpu] = ()
+    results: Sequence[TrialResult],
+    settings: StudySettings,
+    idle: Sequence[IdleGpu] = (),
+    state: StudyState | None = None,
 ) -> dict[str, object]:
     """The JSON answer of `runner report`: best, contenders, baselines, every trial, the power.
+
+    `study` says which study it is, how it ended (`state`; None: not said) and on which engine: only
+    `sglang` measures. `noise` is that of one measurement, relative.
 
     `settings` is the ranking, best first: what each setting is worth by all measurements of it that
     count. `best` is the first measurement of the leading one.
@@ -47,7 +53,16 @@ def report_document(
     ranking = rank(results, settings)
     ordered = sorted(results, key=lambda result: result.number)
     lengths = lengths_document(ranking, settings)
+    engine = settings.engine
     return {
+        "study": {
+            "name": settings.name,
+            "state": None if state is None else str(state),
+            "engine": str(engine.kind),
+            "profile": engine.profile,
+            "time_scale": engine.time_scale,
+        },
+        "noise": ranking.noise,
         "best": None if ranking.best is None else encode(ranking.best.result),
         "settings": [setting_document(ranking, setting) for setting in ranking.settings],
         "contenders": [setting.number for setting in ranking.contenders],

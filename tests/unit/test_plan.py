@@ -202,7 +202,8 @@ def test_what_runs_graphs_keeps_settings_apart() -> None:
     """Whether there are any is modelled; which, is not."""
     for name in ("cuda_graph_backend_prefill", "cuda_graph_backend_decode"):
         backends = ("breakable", "full", "disabled")
-        assert same(STUDY, *({"tp_size": 8, name: backend} for backend in backends)) == ()
+        settings: list[Params] = [{"tp_size": 8, name: backend} for backend in backends]
+        assert same(STUDY, *settings) == ()
     off: Params = {"tp_size": 8, "disable_prefill_cuda_graph": True}
     assert same(STUDY, {"tp_size": 8}, off) == ()
 

@@ -62,8 +62,13 @@ def lines_of(text: str, start: str) -> list[str]:
 
 
 def test_document_has_the_keys_of_the_contract() -> None:
-    document = json.loads(json.dumps(report_document(some_results(), STUDY)))
+    state = StudyState.INTERRUPTED
+    document = json.loads(json.dumps(report_document(some_results(), STUDY, (), state)))
+    study, noise = document.pop("study"), document.pop("noise")
     assert list(document) == ["best", "settings", "contenders", "baselines", "trials", "power"]
+    said = {"name": "demo", "state": "interrupted", "engine": "simulated", "time_scale": 20.0}
+    assert study == {**said, "profile": "rtx-pro-6000-x8-kimi-k2.6"}
+    assert noise == rank(some_results(), STUDY).noise
     assert document["best"]["number"] == 1
     ranking = rank(some_results(), STUDY)
     for row, setting in zip(document["settings"], ranking.settings, strict=True):
@@ -84,6 +89,8 @@ def test_servers_side_by_side_are_said() -> None:
 def test_document_of_an_empty_study() -> None:
     document = report_document([], STUDY)
     assert document.pop("power") is not None
+    assert document.pop("study") is not None
+    assert document.pop("noise") == STUDY.measure.precision
     assert document.pop("best") is None
     assert set(document) == {"settings", "contenders", "baselines", "trials"}
     assert not any(document.values())
