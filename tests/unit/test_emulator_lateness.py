@@ -69,6 +69,17 @@ def test_a_server_that_stays_behind_says_so_now_and_then() -> None:
     assert lines == 3 * [BEHIND]
 
 
+def test_a_delay_that_gets_much_shorter_or_longer_is_told_at_once() -> None:
+    """Else a later rung is blamed for what an earlier one met."""
+    watch = Watch()
+    watch.note(2.4)
+    (shorter,) = watch.note(0.6, 2.0)
+    assert shorter == BEHIND
+    assert watch.note(0.4, 2.0) == []
+    (longer,) = watch.note(2.0, 2.0)
+    assert "200% of a token's time" in longer
+
+
 def test_the_lines_do_not_look_like_a_death() -> None:
     watch = Watch()
     watch.note(0.6, 2.0)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 SHARE = 0.25  # of the time between two tokens of a request; later than that on average is behind
 REVIEW_WALL_S = 1.0
 QUIET_WALL_S = 10.0  # between two lines that say the same
+NEWS = 2.0  # by which factor the lateness must change to be told earlier
 
 
 class Lateness:
@@ -22,6 +23,7 @@ class Lateness:
         self._write = write
         self._is_behind = False
         self._told_s = 0.0
+        self._told_share = 0.0
         self._review_s: float | None = None
         self._count = 0
         self._sum_s = 0.0
@@ -42,13 +44,15 @@ class Lateness:
             self._review_s, self._count, self._sum_s = now_s, 0, 0.0
 
     def _review(self, mean_s: float, round_s: float, now_s: float) -> None:
-        was_behind, self._is_behind = self._is_behind, mean_s > SHARE * round_s
-        is_news = not was_behind or now_s - self._told_s >= QUIET_WALL_S * self._scale
-        if self._is_behind and is_news:
-            self._told_s = now_s
+        share = mean_s / round_s
+        was_behind, self._is_behind = self._is_behind, share > SHARE
+        is_other = not self._told_share / NEWS <= share <= self._told_share * NEWS
+        is_old = now_s - self._told_s >= QUIET_WALL_S * self._scale
+        if self._is_behind and (not was_behind or is_other or is_old):
+            self._told_s, self._told_share = now_s, share
             self._write(
                 f"The emulation is behind its schedule by {mean_s / self._scale * 1000:.1f} ms of "
-                f"real time on average, {mean_s / round_s:.0%} of a token's time; a smaller "
+                f"real time on average, {share:.0%} of a token's time; a smaller "
                 "--time-scale gives it more time."
             )
         elif was_behind and not self._is_behind:
