@@ -190,7 +190,7 @@ class ServerDefaults:
     """What this deployment sets where the user sets nothing; None: SGLang's own rule."""
 
     attention_backend: str
-    mem_fraction_static: float
+    mem_fraction_static: float | None = None
     max_running_requests: int | None = None
     max_total_tokens: int | None = None
 

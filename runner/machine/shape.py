@@ -10,6 +10,7 @@ from enum import StrEnum
 
 from runner.machine.graphs import NO_GRAPHS, graph_backend, graph_sizes, prefill_graph_sizes
 from runner.machine.hardware import Profile
+from runner.machine.memory import prefill_graphs_mib, static_fraction
 from runner.trial import Params, ParamValue
 
 GIGA = 1e9
@@ -159,24 +160,38 @@ def partition_of(value: ParamValue | None) -> tuple[int, ...] | None:
 
 def resolve(profile: Profile, shape: ServerShape) -> ResolvedShape:
     """Fill in every default, as a server that started would report it."""
+    tier = next(
+        tier for tier in MEMORY_TIERS if profile.gpu.memory_bytes < tier.below_gib * BYTES_PER_GIB
+    )
+    chunk = shape.chunked_prefill_size or tier.chunked_prefill_size
+    default_bs = tier.graph_max_bs_tp4 if shape.tp_size >= WIDE_TP else tier.graph_max_bs
+    graph_bs = shape.cuda_graph_max_bs or default_bs
     fraction = shape.mem_fraction_static or profile.defaults.mem_fraction_static
+    fraction = fraction or _fraction_by_itself(profile, shape, chunk, graph_bs)
     tokens = max(1, _capacity_tokens(profile, shape, fraction))
     limit = shape.max_total_tokens or profile.defaults.max_total_tokens
     if limit is not None:
         tokens = min(tokens, limit)
     running = _max_running(profile, shape, tokens)
-    tier = next(
-        tier for tier in MEMORY_TIERS if profile.gpu.memory_bytes < tier.below_gib * BYTES_PER_GIB
-    )
-    default_bs = tier.graph_max_bs_tp4 if shape.tp_size >= WIDE_TP else tier.graph_max_bs
     return ResolvedShape(
         pp_max_micro_batch_size=shape.pp_max_micro_batch_size or max(running // shape.pp_size, 1),
         max_running_requests=running,
-        chunked_prefill_size=shape.chunked_prefill_size or tier.chunked_prefill_size,
-        cuda_graph_max_bs=min(shape.cuda_graph_max_bs or default_bs, running),
+        chunked_prefill_size=chunk,
+        cuda_graph_max_bs=min(graph_bs, running),
         attention_backend=shape.attention_backend or profile.defaults.attention_backend,
         mem_fraction_static=fraction,
         max_total_tokens=tokens,
+    )
+
+
+def _fraction_by_itself(profile: Profile, shape: ServerShape, chunk: int, graph_bs: int) -> float:
+    sizes = _captured_tokens(profile, shape, chunk)
+    return static_fraction(
+        profile.gpu.memory_bytes,
+        chunk,
+        shape.gpus,
+        graph_bs if uses_graph(profile, shape) else 0,
+        prefill_graphs_mib(len(sizes), is_mla=profile.model.kv_is_replicated),
     )
 
 
@@ -212,9 +227,13 @@ def uses_prefill_graph(profile: Profile, shape: ServerShape) -> bool:
 
 def prefill_sizes(profile: Profile, shape: ServerShape, resolved: ResolvedShape) -> tuple[int, ...]:
     """The numbers of prompt tokens whose prefills are captured; empty: none."""
+    return _captured_tokens(profile, shape, resolved.chunked_prefill_size)
+
+
+def _captured_tokens(profile: Profile, shape: ServerShape, chunk: int) -> tuple[int, ...]:
     if not uses_prefill_graph(profile, shape):
         return ()
-    return prefill_graph_sizes(resolved.chunk_tokens)
+    return prefill_graph_sizes(chunk if chunk > 0 else NO_CHUNKS)
 
 
 def _can_capture(profile: Profile, shape: ServerShape) -> bool:
@@ -301,7 +320,8 @@ def _refused_backend(profile: Profile, shape: ServerShape) -> Refusal | None:
 
 def _refused_memory(profile: Profile, shape: ServerShape) -> Refusal | None:
     total = profile.gpu.memory_bytes
-    fraction = shape.mem_fraction_static or profile.defaults.mem_fraction_static
+    resolved = resolve(profile, shape)
+    fraction = resolved.mem_fraction_static
     weights = stage_weight_bytes(profile, shape)
     if weights + profile.memory.context_bytes > total:
         return Refusal(
@@ -315,7 +335,6 @@ def _refused_memory(profile: Profile, shape: ServerShape) -> Refusal | None:
             f"out of memory: mem_fraction_static {fraction:g} leaves {fraction * total / GIGA:.1f} "
             f"GB for {weights / GIGA:.1f} GB of weights and no KV cache; raise mem_fraction_static",
         )
-    resolved = resolve(profile, shape)
     needed = fraction * total + profile.memory.context_bytes + profile.memory.activation_bytes
     needed += _graph_bytes(profile, shape, resolved)
     if needed > total:
@@ -329,7 +348,8 @@ def _refused_memory(profile: Profile, shape: ServerShape) -> Refusal | None:
 
 
 def _capacity_tokens(profile: Profile, shape: ServerShape, fraction: float) -> int:
-    left = fraction * profile.gpu.memory_bytes - stage_weight_bytes(profile, shape)
+    taken = stage_weight_bytes(profile, shape) + profile.memory.context_bytes
+    left = fraction * profile.gpu.memory_bytes - taken
     return int(left // _kv_token_bytes(profile, shape))
 
 

@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from runner.machine.graphs import graph_sizes, prefill_graph_sizes
+from runner.machine.hardware import Profile
+from runner.machine.memory import prefill_graphs_mib, static_fraction
 from runner.machine.profile import load_profile
 from runner.machine.shape import (
     ServerShape,
@@ -122,6 +124,39 @@ def test_start_phases_are_those_measured() -> None:
         "warmup",
     ]
     assert 100 < start_phases(RTX, ServerShape(pp_size=8)).total_s < 140
+
+
+@pytest.mark.parametrize(
+    ("profile", "args", "fraction", "tokens"),
+    [
+        (MOE, {}, 0.903, 750_511),
+        (MOE, {"cuda_graph": False}, 0.907, 756_593),
+        (MOE, {"chunked_prefill_size": 2048}, 0.929, 790_041),
+        (MOE, {"chunked_prefill_size": 2048, "cuda_graph": False}, 0.929, 790_041),
+        (H200, {"max_running_requests": 32}, 0.903, 906_051),
+        (H200, {"cuda_graph": False}, 0.907, 910_612),
+        (H200, {"chunked_prefill_size": 2048}, 0.929, 935_699),
+        (H200, {"disable_cuda_graph": True}, 0.91, 914_033),
+    ],
+)
+def test_the_kv_cache_is_as_large_as_servers_said(
+    profile: Profile, args: Params, fraction: float, tokens: int
+) -> None:
+    """SGLang 0.5.16 on an H200, which chose its mem_fraction_static itself."""
+    resolved = resolve(profile, shape_of(args))
+    assert resolved.mem_fraction_static == fraction
+    assert resolved.max_total_tokens == pytest.approx(tokens, rel=0.002)
+
+
+@pytest.mark.parametrize(
+    ("memory_gib", "chunk", "expected"), [(80, 8192, 0.826), (80, -1, 0.676), (80, 512, 0.875)]
+)
+def test_what_sglang_keeps_free_by_itself(memory_gib: int, chunk: int, expected: float) -> None:
+    """A large GPU keeps 10 GiB at the least."""
+    found = static_fraction(memory_gib * 1024**3, chunk, 8, 0, prefill_graphs_mib(58, is_mla=False))
+    assert found == expected
+    small = static_fraction(24 * 1024**3, 512, 1, 8, 0.0)
+    assert small == round(1 - (512 + 1.5 * 2048 + 128 + 16) / (24 * 1024), 3)
 
 
 def test_prefills_are_captured_up_to_the_chunk() -> None:
