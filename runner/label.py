@@ -40,6 +40,6 @@ def _word(name: str, value: ParamValue) -> str:
     if name in WORDS:
         return str(value)
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
-    return (
-        f"{NUMBERS[name]}{text}" if name in NUMBERS else f"{SHORT.get(name, name)}={text.lower()}"
-    )
+    if name in NUMBERS:
+        return f"{NUMBERS[name]}{text}"
+    return f"{SHORT.get(name, name)}={text.lower()}"

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from runner.machine.batch import Batch, BatchReport, PipelineRequest, Token
+from runner.machine.graphs import Launching
 from runner.machine.hardware import Profile
 from runner.machine.noise import NOISE_DRAWS, NOISE_STRIDE, noise_factors
 from runner.machine.scheduler import Limits, Scheduler
@@ -29,7 +30,7 @@ from runner.machine.shape import (
     shape_of,
     slots,
 )
-from runner.machine.stage import Launching, StageModel
+from runner.machine.stage import StageModel
 
 __all__ = [
     "BatchReport",
@@ -239,9 +240,8 @@ class Pipeline:
         stages, host = self._stages, self._profile.host
         is_prefill = batch.is_prefill
         requests = batch.new_seqs
-        launching = stages.launching(batch.tokens, is_prefill=is_prefill)
-        batch.has_graph = launching is not Launching.EAGER
-        cost = stages.cost(batch.tokens, requests, launching)
+        batch.launching = stages.launching(batch.tokens, is_prefill=is_prefill)
+        cost = stages.cost(batch.tokens, requests, batch.launching)
         batch.gpu_s, batch.launch_s, batch.lead = cost.gpu_s, cost.launch_s, cost.lead
         batch.watts = cost.busy_w - self._profile.gpu.server_idle_w
         batch.slow = 1.0 - cost.clock
@@ -279,7 +279,8 @@ class Pipeline:
         seen_s = max(self._free_s, self._arrived_s) + host.schedule_s * noise
         launched_s = seen_s + batch.launch_s[0] * noise
         # A graph starts when it is launched; other kernels start while later ones are launched.
-        begin_s = max(launched_s if batch.lead == 1.0 else seen_s, self._gpu_s[0])
+        is_whole = batch.launching is Launching.GRAPH
+        begin_s = max(launched_s if is_whole else seen_s, self._gpu_s[0])
         next_launch_s = batch.launch_s[0]
         if batch.is_prefill:
             running = batch.running + batch.new_seqs

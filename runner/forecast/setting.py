@@ -145,7 +145,7 @@ def _refused_graphs(args: Params) -> Refusal | None:
     """What the --help of a real server says of graphs; versions differ in it."""
     if "cuda_graph" in args and "cuda_graph_backend_decode" in args:
         return _rule("cuda_graph and cuda_graph_backend_decode are the same flag: give one of them")
-    for name in ("cuda_graph_backend_decode", "cuda_graph_backend_prefill"):
+    for name in sorted(GRAPH_PARAMETERS):
         value = args.get(name)
         if value is not None and value not in GRAPH_BACKENDS:
             return _rule(f"{name} {value}: expected one of {', '.join(GRAPH_BACKENDS)}")

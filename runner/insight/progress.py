@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from runner.insight.summary import counted
+from runner.insight.summary import counted, trials_wanted
 from runner.search.history import History, PastTrial
 from runner.search.proposals import finalists, is_tried_again, last_of_bad, measured, tries
 from runner.settings import StudySettings
@@ -54,7 +54,7 @@ class Progress:
 def progress_of(results: Sequence[TrialResult], settings: StudySettings) -> Progress:
     """How far a study with these results is."""
     done = counted(results)
-    wanted = max(settings.search.trials, done)  # a study may be told to want fewer than it has
+    wanted = trials_wanted(settings, done)
     history = [_past(result) for result in results]
     turns = [trial for trial in history if not trial.is_search and trial.retry_of is None]
     again = [trial for trial in last_of_bad(history) if is_tried_again(tries(history, trial))]

@@ -125,6 +125,11 @@ def counted(results: Iterable[TrialResult]) -> int:
     return sum(result.outcome in COUNTED and result.repeat_of is None for result in results)
 
 
+def trials_wanted(settings: StudySettings, done: int) -> int:
+    """How many trials are to count; a study may be told to want fewer than it has."""
+    return max(settings.search.trials, done)
+
+
 def count_words(results: Sequence[TrialResult], settings: StudySettings) -> str:
     """For example `20 of 20 trials: 17 complete, 3 pruned; 4 re-measurements, 1 infeasible`."""
     counts = Counter(result.outcome for result in results if result.repeat_of is None)
@@ -133,7 +138,7 @@ def count_words(results: Sequence[TrialResult], settings: StudySettings) -> str:
     rest = [_plural(repeats, "re-measurement")] if repeats else []
     rest += [f"{counts[o]} {o}" for o in Outcome if counts[o] and o not in COUNTED]
     done = counted(results)
-    text = f"{done} of {max(settings.search.trials, done)} trials"
+    text = f"{done} of {trials_wanted(settings, done)} trials"
     text += f": {', '.join(parts)}" if parts else ""
     return text + (f"; {', '.join(rest)}" if rest else "")
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from runner.machine.graphs import Launching
+
 MOST_RESERVED_TOKENS = 4096  # of one request's output still to come: SGLang's CLIP_MAX_NEW_TOKENS
 
 
@@ -99,10 +101,10 @@ class Batch:
         "cached_tokens",
         "end_s",
         "gpu_s",
-        "has_graph",
         "is_prefill",
         "kv_tokens",
         "launch_s",
+        "launching",
         "lead",
         "new_seqs",
         "noise",
@@ -123,7 +125,7 @@ class Batch:
         self.tokens = self.new_seqs = len(works)
         self.running = slot.counted
         self.kv_tokens = slot.context
-        self.has_graph = False
+        self.launching = Launching.EAGER
         self.gpu_s: tuple[float, ...] = ()
         self.launch_s: tuple[float, ...] = ()
         self.watts = self.slow = self.result_s = self.end_s = self.lead = 0.0

@@ -6,11 +6,20 @@ Decode and prefill have graphs of their own: `cuda_graph` stands for those of de
 from __future__ import annotations
 
 from collections.abc import Mapping
+from enum import Enum, auto
 
 NO_GRAPHS = "disabled"
 GRAPH_BACKENDS = ("breakable", "full", NO_GRAPHS)
 FEWEST_GRAPH_TOKENS, MOST_GRAPH_TOKENS = 2, 8192
 """Prefills of fewer or of more tokens replay no graph: SGLang 0.5.16 does for 3, never for 1."""
+
+
+class Launching(Enum):
+    """How the CPU sets a batch off: `PIECES` is a graph that stops at each layer's attention."""
+
+    GRAPH = auto()
+    PIECES = auto()
+    EAGER = auto()
 
 
 def graph_backend(args: Mapping[str, object], phase: str) -> str | None:

@@ -23,6 +23,7 @@ from collections import deque
 from dataclasses import dataclass
 
 from runner.machine.batch import Batch, BatchReport, PipelineRequest, Slot, Token, Work
+from runner.machine.graphs import Launching
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +131,7 @@ class Scheduler:
             new_tokens=batch.tokens if batch.is_prefill else 0,
             running=batch.running,
             queue=len(self.waiting),
-            cuda_graph=batch.has_graph,
+            cuda_graph=batch.launching is not Launching.EAGER,
             tokens_used=self.kv_used,
             cached_tokens=batch.cached_tokens,
             pending_tokens=batch.pending_tokens,

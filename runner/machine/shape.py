@@ -57,7 +57,7 @@ class ResolvedShape:
     @property
     def chunk_tokens(self) -> int:
         """Prompt tokens that one batch prefills at most; a size below 1 sets no limit."""
-        return self.chunked_prefill_size if self.chunked_prefill_size > 0 else NO_CHUNKS
+        return chunk_tokens(self.chunked_prefill_size)
 
 
 class RefusalKind(StrEnum):
@@ -185,7 +185,7 @@ def resolve(profile: Profile, shape: ServerShape) -> ResolvedShape:
 
 
 def _fraction_by_itself(profile: Profile, shape: ServerShape, chunk: int, graph_bs: int) -> float:
-    sizes = _captured_tokens(profile, shape, chunk)
+    sizes = prefill_sizes(profile, shape, chunk)
     return static_fraction(
         profile.gpu.memory_bytes,
         chunk,
@@ -225,15 +225,19 @@ def uses_prefill_graph(profile: Profile, shape: ServerShape) -> bool:
     return is_on and _can_capture(profile, shape)
 
 
-def prefill_sizes(profile: Profile, shape: ServerShape, resolved: ResolvedShape) -> tuple[int, ...]:
-    """The numbers of prompt tokens whose prefills are captured; empty: none."""
-    return _captured_tokens(profile, shape, resolved.chunked_prefill_size)
+def prefill_sizes(profile: Profile, shape: ServerShape, chunk: int) -> tuple[int, ...]:
+    """The numbers of prompt tokens whose prefills are captured; empty: none.
 
-
-def _captured_tokens(profile: Profile, shape: ServerShape, chunk: int) -> tuple[int, ...]:
+    `chunk`: the resolved chunked_prefill_size.
+    """
     if not uses_prefill_graph(profile, shape):
         return ()
-    return prefill_graph_sizes(chunk if chunk > 0 else NO_CHUNKS)
+    return prefill_graph_sizes(chunk_tokens(chunk))
+
+
+def chunk_tokens(chunk: int) -> int:
+    """Prompt tokens that one batch prefills at most; a size below 1 sets no limit."""
+    return chunk if chunk > 0 else NO_CHUNKS
 
 
 def _can_capture(profile: Profile, shape: ServerShape) -> bool:

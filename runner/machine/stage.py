@@ -9,10 +9,9 @@ power limit runs at a lower clock. Pure.
 from __future__ import annotations
 
 import math
-from enum import Enum, auto
 from typing import NamedTuple
 
-from runner.machine.graphs import FEWEST_GRAPH_TOKENS
+from runner.machine.graphs import FEWEST_GRAPH_TOKENS, Launching
 from runner.machine.hardware import Backend, GpuHardware, Profile
 from runner.machine.shape import (
     ServerShape,
@@ -25,14 +24,6 @@ from runner.machine.shape import (
 OVERLAP_LOSS = 0.4
 BYTES_PER_ACTIVATION = 2
 REDUCES_PER_LAYER = 2
-
-
-class Launching(Enum):
-    """How the CPU sets a batch off: `PIECES` is a graph that stops at each layer's attention."""
-
-    GRAPH = auto()
-    PIECES = auto()
-    EAGER = auto()
 
 
 class BatchCost(NamedTuple):
@@ -48,6 +39,7 @@ class BatchCost(NamedTuple):
     busy_w: float
     clock: float
     lead: float
+    launching: Launching
 
 
 class _StageCost(NamedTuple):
@@ -69,7 +61,9 @@ class StageModel:
         resolved = resolve(profile, shape)
         self._backend = profile.backends.get(resolved.attention_backend, Backend())
         self._graph_max_bs = resolved.cuda_graph_max_bs if uses_graph(profile, shape) else 0
-        self._graph_max_tokens = max(prefill_sizes(profile, shape, resolved), default=0)
+        self._graph_max_tokens = max(
+            prefill_sizes(profile, shape, resolved.chunked_prefill_size), default=0
+        )
         self._known: dict[tuple[int, int, Launching], BatchCost] = {}
         self.kv_s = self._kv_s()
 
@@ -99,7 +93,7 @@ class StageModel:
         clock = sum(cost.seconds * cost.clock for cost in costs) / busy_s
         is_whole = launching is Launching.GRAPH
         lead = 1.0 if is_whole else len(self._layers) / sum(self._layers)
-        return BatchCost(gpu_s, self._launch_s(requests, launching), watts, clock, lead)
+        return BatchCost(gpu_s, self._launch_s(requests, launching), watts, clock, lead, launching)
 
     def _stage(self, layers: int, head_bytes: float, tokens: int, requests: int) -> _StageCost:
         """What `tokens` new tokens cost one GPU of a stage."""

@@ -53,7 +53,8 @@ def start_phases(profile: Profile, shape: ServerShape) -> StartPhases:
     if uses_graph(profile, shape):
         decode_s = start.graph_size_s * len(graph_sizes(resolved.cuda_graph_max_bs))
     every = len(prefill_graph_sizes(MOST_GRAPH_TOKENS))
-    prefill_s = start.prefill_graphs_s * len(prefill_sizes(profile, shape, resolved)) / every
+    captured = len(prefill_sizes(profile, shape, resolved.chunked_prefill_size))
+    prefill_s = start.prefill_graphs_s * captured / every
     return StartPhases(
         import_s=start.import_s,
         init_s=start.init_s,

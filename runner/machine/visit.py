@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from runner.machine.graphs import Launching
 from runner.machine.hardware import Profile
 from runner.machine.shape import ServerShape
 from runner.machine.stage import BatchCost, StageModel
@@ -93,11 +94,11 @@ class Visits:
     ) -> tuple[float, float]:
         """`path_s` and `return_s` of a visit."""
         host, ranks = self._profile.host, self._ranks
-        has_graph = cost.lead == 1.0
+        is_whole = cost.launching is Launching.GRAPH
         exchange_s, others = host.exchange_s, ranks - 1
         if host.is_blocking:
             path_s, last_s = ranks * (launch_s + host.message_s), launch_s
-        elif has_graph:
+        elif is_whole:
             path_s, last_s = launch_s + sum(gpu_s), launch_s + gpu_s[-1]
         else:
             pairs = zip(gpu_s, cost.launch_s, strict=True)
@@ -110,7 +111,7 @@ class Visits:
         cpus_s = ranks * (host.schedule_s + result_s) + others * launch_s + last_s
         cpus_s += (3 * ranks - 1) * exchange_s + hops_s
         away_s = (others - 1) * launch_s + others * (2 * exchange_s + host.message_s) + last_s
-        if has_graph:
+        if is_whole:
             away_s = max(away_s, launch_s + sum(gpu_s[1:]))
         path_s = max(path_s + host.schedule_s + back_s, cpus_s)
         return path_s, (away_s + exchange_s + back_s) / others

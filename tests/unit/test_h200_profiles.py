@@ -9,10 +9,11 @@ from itertools import pairwise
 import pytest
 
 from runner.forecast.predict import predict
+from runner.machine.graphs import Launching
 from runner.machine.hardware import Profile
 from runner.machine.profile import load_profile
 from runner.machine.shape import ServerShape, shape_of
-from runner.machine.stage import Launching, StageModel, clock_share, local_watts
+from runner.machine.stage import StageModel, clock_share, local_watts
 from runner.pipeline import Pipeline, PipelineRequest
 from runner.settings import Direction, Objective
 from runner.trial import Params

@@ -103,12 +103,13 @@ def test_a_stop_makes_large_batches_that_stay(stopping: LoadRun) -> None:
 
 def test_tokens_of_the_step_in_which_a_stop_begins_wait_too(stopping: LoadRun) -> None:
     """The stop begins at one token of a step: those before it are out, the others wait for it."""
-    times_s = sorted(time_s for record in stopping.records for time_s in record.token_s)
-    gaps_s = [next_s - one_s for one_s, next_s in pairwise(times_s)]
-    last_s = times_s[gaps_s.index(max(gaps_s))]
-    running = sum(record.token_s[0] <= last_s < record.token_s[-1] for record in stopping.records
-                  if record.token_s)  # fmt: skip
-    assert 0 < times_s.count(last_s) < running
+    replies = [record.token_s for record in stopping.records if record.token_s]
+    begun_s = {token_s[0] for token_s in replies}
+    decodes_s = [last_s for last_s, _, _ in silences(stopping) if last_s not in begun_s]
+    assert decodes_s
+    for last_s in decodes_s:
+        running = sum(token_s[0] < last_s < token_s[-1] for token_s in replies)
+        assert 0 < sum(last_s in token_s for token_s in replies) < running
 
 
 def test_stops_come_each_so_many_tokens_and_the_scheduler_goes_on() -> None:

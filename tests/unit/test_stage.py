@@ -10,9 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from runner.machine.graphs import Launching
 from runner.machine.profile import load_profile
 from runner.machine.shape import ServerShape
-from runner.machine.stage import Launching, StageModel, distinct_experts, expert_imbalance
+from runner.machine.stage import StageModel, distinct_experts, expert_imbalance
 
 DATA = Path(__file__).parents[1] / "data"
 RTX = load_profile("rtx-pro-6000-x8-kimi-k2.6")

@@ -6,9 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from runner.machine.graphs import Launching
 from runner.machine.profile import load_profile
 from runner.machine.shape import ServerShape
-from runner.machine.stage import Launching, StageModel
+from runner.machine.stage import StageModel
 from runner.machine.steady import SteadyLoad, SteadyModel, SteadyState
 from runner.trial import LoadProtocol
 

@@ -12,7 +12,7 @@ from runner.machine.shape import memory_used_bytes, stage_weight_bytes
 GB = 1024**3
 # What a scheduler needs beside the prompt of the longest request.
 RESERVED_TOKENS = 6
-OTHER_GRAPHS = ("target_verify", "draft_prefill", "draft_decode", "draft_extend")
+OTHER_GRAPHS = ("prefill", "target_verify", "draft_prefill", "draft_decode", "draft_extend")
 
 
 def server_info(servers: Sequence[EmulatedServer]) -> dict[str, object]:
@@ -91,8 +91,8 @@ def startup_time(setup: ServerSetup, *, has_tokenizer: bool = False) -> dict[str
         "scheduler_e2e": scheduler_s,
         "cuda_graph": {
             "decode": phases.decode_graphs_s,
-            "prefill": phases.prefill_graphs_s,
             **dict.fromkeys(OTHER_GRAPHS, 0.0),
+            "prefill": phases.prefill_graphs_s,
         },
     }
     if has_tokenizer:
@@ -115,7 +115,7 @@ def _internal_state(server: EmulatedServer, args: dict[str, object]) -> dict[str
             "kvcache": memory["kvcache"],
             "token_capacity": setup.token_capacity,
             "token_capacity_swa": None,
-            "graph": {"decode": memory["graph"], **dict.fromkeys(("prefill", *OTHER_GRAPHS), 0.0)},
+            "graph": {"decode": memory["graph"], **dict.fromkeys(OTHER_GRAPHS, 0.0)},
         },
         "decode_cuda_graph_bs": list(setup.graph_sizes),
         "decode_cuda_graph_memory_gb": memory["graph"],

@@ -70,7 +70,7 @@ class ServerSetup:
     @property
     def prefill_graph_sizes(self) -> tuple[int, ...]:
         """The numbers of prompt tokens whose prefills are captured; empty: none."""
-        return prefill_sizes(self.profile, self.shape, self.resolved)
+        return prefill_sizes(self.profile, self.shape, self.resolved.chunked_prefill_size)
 
     @property
     def prefill_backend(self) -> str:
